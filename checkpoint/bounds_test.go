@@ -90,7 +90,7 @@ func busy(t *testing.T, durable time.Duration, taken, holds, windows int) (held,
 }
 
 // The list is bounded by how many snapshots fit into durable_after, not by the number of windows.
-func TestPlacesAreBounded(t *testing.T) {
+func TestCheckpointsAreBoundedByDurableAfter(t *testing.T) {
 	t.Parallel()
 	for _, durable := range []time.Duration{0, 10 * time.Second, 150 * time.Second} {
 		interval := max(time.Second, durable/32)
@@ -107,7 +107,7 @@ func TestPlacesAreBounded(t *testing.T) {
 }
 
 // Nor does it grow where nothing is published and only markers come.
-func TestMarkersAreBounded(t *testing.T) {
+func TestCheckpointsAreBoundedWhereNothingIsPublished(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
 	k.window(0x2000, 1)
@@ -130,7 +130,7 @@ func TestMarkersAreBounded(t *testing.T) {
 
 // A record stays far below the size of a message, and confirming goes on, when each checkpoint lists as many
 // events as it may.
-func TestRecordIsBounded(t *testing.T) {
+func TestARecordStaysBelowTheSizeOfAMessage(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second
 	for _, c := range []struct{ taken, holds int }{{relay.MaxPublishedAhead, 0}, {0, relay.MaxHolds}} {

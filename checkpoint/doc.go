@@ -13,7 +13,7 @@
 //	Tracker.Confirmable, Tracker.Confirmed
 //
 // Resolve, TailCheck and Tracker are pure: no clock, no goroutine, no input or output. Times are passed in.
-// The scripts in testdata show what they answer (TestScripts).
+// The scripts in testdata show what they answer (TestEachScriptEndsAsItSays).
 //
 // # The argument
 //
@@ -26,24 +26,25 @@
 // stream still reaches its sequence. A checkpoint beyond the stream's end is not true any more, and Resolve
 // drops it.
 //
-// The confirmed LSN is safe: a checkpoint is always left at or above it (TestConfirmable; the pipeline's
-// TestSimulation checks each confirmation). Let c be the checkpoint that was confirmed. It had been in the
-// record for durable_after before, by the clock that makes it younger and with a broker that has answered
-// since, and its messages were acknowledged before it was stored. So they are durable, and so is the revision
-// that first held c: whatever revision the broker is left with is that one or a later one. A later one holds
-// c, or c was pruned from it because a newer checkpoint had been confirmed, for which the same holds. The
-// stream reaches c's sequence, so c is not dropped, and its start is not below the confirmed LSN. A
-// checkpoint that was read at the start counts from the time beside it, which is never before the store
-// acknowledged it ([Tracker.Saved], [Record.StoredAt]); that it could be read shows that it was not lost
-// meanwhile.
+// The confirmed LSN is safe: a checkpoint is always left at or above it
+// (TestOnlyDurableCheckpointsAreConfirmed; the pipeline's TestWhateverFailsTheStreamIsTheUndisturbedOne
+// checks each confirmation). Let c be the checkpoint that was confirmed. It had been in the record for
+// durable_after before, by the clock that makes it younger and with a broker that has answered since, and its
+// messages were acknowledged before it was stored. So they are durable, and so is the revision that first
+// held c: whatever revision the broker is left with is that one or a later one. A later one holds c, or c was
+// pruned from it because a newer checkpoint had been confirmed, for which the same holds. The stream reaches
+// c's sequence, so c is not dropped, and its start is not below the confirmed LSN. A checkpoint that was read
+// at the start counts from the time beside it, which is never before the store acknowledged it
+// ([Tracker.Saved], [Record.StoredAt]); that it could be read shows that it was not lost meanwhile.
 //
-// Nothing is lost and nothing comes twice (the pipeline's TestSimulation, TestKilledAtEveryStep). From a true
-// checkpoint the same messages are made again. The first Start.AlreadyStored of them are in the stream and
-// are skipped. Holes are not counted: what was in them is made after the stream's last message, and they were
-// written to the record before anything was sent (TestRewrite). Where the broker lost its end without going
-// back, End is the newest message that can be read. What is missing between it and a confirmed checkpoint was
-// durable, so the broker can't have lost it: somebody removed it, and it is not published again. A
-// checkpoint's age is no sign of that: a loss may have happened long before the start that sees it.
+// Nothing is lost and nothing comes twice (the pipeline's TestWhateverFailsTheStreamIsTheUndisturbedOne,
+// TestKilledAtEveryStep). From a true checkpoint the same messages are made again. The first
+// Start.AlreadyStored of them are in the stream and are skipped. Holes are not counted: what was in them is
+// made after the stream's last message, and they were written to the record before anything was sent
+// (TestWhatAStartFoundLostIsRecordedFirst). Where the broker lost its end without going back, End is the
+// newest message that can be read. What is missing between it and a confirmed checkpoint was durable, so the
+// broker can't have lost it: somebody removed it, and it is not published again. A checkpoint's age is no
+// sign of that: a loss may have happened long before the start that sees it.
 //
 // Two checkpoints are stored each time, and always one of a smaller sequence than the newest. A start from
 // the newest would have nothing to make again: it would go on behind a stream that was made from some other

@@ -11,7 +11,7 @@ import (
 
 // What was on its way into the record when the broker went, and is not there, is stored with the next
 // snapshot.
-func TestUnsaved(t *testing.T) {
+func TestWhatDidNotReachTheRecordIsStoredWithTheNext(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
 	k.window(0x2000, 3)
@@ -40,7 +40,7 @@ func TestUnsaved(t *testing.T) {
 }
 
 // After the broker was away a checkpoint is as old as a start would take it for, and never older than it was.
-func TestRejoined(t *testing.T) {
+func TestACheckpointIsNotYoungerAfterTheBrokerWasAway(t *testing.T) {
 	t.Parallel()
 	const old = 200 * time.Second
 	for name, c := range map[string]struct {
@@ -75,7 +75,7 @@ func TestRejoined(t *testing.T) {
 	}
 }
 
-func TestRecordIs(t *testing.T) {
+func TestARecordThatWasStoredLateIsTheSame(t *testing.T) {
 	t.Parallel()
 	wrote := func() *Record {
 		r := record(at(0x1000, 5, 300*time.Second), at(0x2000, 9, 10*time.Second),

@@ -12,7 +12,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestRecordRoundTrip(t *testing.T) {
+func TestARecordIsReadAsItWasWritten(t *testing.T) {
 	t.Parallel()
 	full := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0))
 	full.Checkpoints[1].PublishedAhead = []outbox.Position{{LSN: 0x2001}, {LSN: 0x2001, Index: 4},
@@ -68,7 +68,7 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-func TestRecordDocument(t *testing.T) {
+func TestTheRecordHasItsDocumentedForm(t *testing.T) {
 	t.Parallel()
 	r := record(at(0x1000, 5, time.Minute))
 	r.Checkpoints[0].PublishedAhead = []outbox.Position{{LSN: 0x1001, Index: 4}}
@@ -86,7 +86,7 @@ func TestRecordDocument(t *testing.T) {
 	}
 }
 
-func TestDecodeRefuses(t *testing.T) {
+func TestARecordThatCannotBeIsRefused(t *testing.T) {
 	t.Parallel()
 	doc, err := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 0)).Encode()
 	must.Succeed(t, err)
@@ -237,7 +237,7 @@ func TestRecordTakesSoManyEvents(t *testing.T) {
 	}
 }
 
-func TestRecordWith(t *testing.T) {
+func TestAnUpdateMakesANewRecordAndKeepsTheOld(t *testing.T) {
 	t.Parallel()
 	r := record()
 	r.Creating, r.Holes = true, []Range{{1, 2}}
@@ -258,7 +258,7 @@ func TestRecordWith(t *testing.T) {
 	}
 }
 
-func TestLostFirstPlace(t *testing.T) {
+func TestAFirstCheckpointThatWasLostIsKnown(t *testing.T) {
 	t.Parallel()
 	slot, stream := readings().Slot, readings().Stream
 	creating, other := record(), stream
@@ -310,7 +310,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 // What a revision added can't be older than the revision's own time, however long it was on its way.
-func TestStoredAt(t *testing.T) {
+func TestACheckpointIsNoOlderThanItsRevision(t *testing.T) {
 	t.Parallel()
 	r := record(at(0x1000, 5, time.Minute), at(0x2000, 9, 10*time.Second), at(0x3000, 9, 10*time.Second))
 	r.StoredAt(epoch)
@@ -348,7 +348,7 @@ func TestStoredAt(t *testing.T) {
 	record().StoredAt(epoch) // there is none yet
 }
 
-func TestRanges(t *testing.T) {
+func TestRangesOfHolesAreCountedAndFound(t *testing.T) {
 	t.Parallel()
 	holes := []Range{{3, 5}, {8, 8}, {10, 20}}
 	for _, c := range []struct {

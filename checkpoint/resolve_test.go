@@ -13,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestResolveStarts(t *testing.T) {
+func TestAStartIsResolvedFromWhatWasRead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
@@ -151,7 +151,7 @@ const (
 	rowsCure   = "insert the rows of that range into public.outbox again, or accept the gap"
 )
 
-func TestResolveRefuses(t *testing.T) {
+func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		change func(r *Readings)
@@ -400,7 +400,7 @@ func TestResolveWaitsForStandby(t *testing.T) {
 	}
 }
 
-func TestSameStart(t *testing.T) {
+func TestTwoReadingsAgreeOnAStart(t *testing.T) {
 	t.Parallel()
 	a, err := Resolve(config, readings())
 	must.Succeed(t, err)

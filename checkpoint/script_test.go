@@ -12,8 +12,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestScripts runs the files in testdata. Below each line stands what Resolve and the tracker say to it,
-// behind ">".
+// TestEachScriptEndsAsItSays runs the files in testdata. Below each line stands what Resolve and the tracker
+// say to it, behind ">".
 //
 //	durable 150s                            Config.DurableAfter
 //	record <due>:<seq>:<age>[:<from>] ...   the checkpoints of the record and how long ago they were
@@ -31,7 +31,7 @@ import (
 //	begin | saved | unsaved                 of a save
 //	wait <duration>                         time passes
 //	heard                                   the broker answers: what may be confirmed is confirmed
-func TestScripts(t *testing.T) {
+func TestEachScriptEndsAsItSays(t *testing.T) {
 	t.Parallel()
 	script.Run(t, 4, func(_ *testing.T, out *script.Script) script.Do {
 		s := scripted{Script: out, now: epoch, cfg: config, r: readings()}

@@ -55,7 +55,7 @@ func load(ctx context.Context, t *testing.T, s *Store) (*Record, uint64) {
 	return r, rev
 }
 
-func TestStore(t *testing.T) {
+func TestARecordIsWrittenOnlyOverTheOneThatWasRead(t *testing.T) {
 	t.Parallel()
 	ctx, nc, s := bucket(t)
 	if r, rev := load(ctx, t, s); r != nil || rev != 0 {
@@ -268,7 +268,7 @@ func TestNoAnswerIsUnknown(t *testing.T) {
 
 // Every answer that is no record, and no check of one, is told apart: what nobody can know is unknown, what
 // was refused was not written.
-func TestStoreAnswers(t *testing.T) {
+func TestAnswersOfTheStoreAreToldApart(t *testing.T) {
 	t.Parallel()
 	ctx, nc, _ := bucket(t)
 	s := NewStore(jsapi.New(nc, "fake.API"), StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
@@ -382,7 +382,7 @@ func TestStoreWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-func TestStoreReplicated(t *testing.T) {
+func TestOfManyWritersToAReplicatedRecordOneWins(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short leaves out what needs three servers")
 	}
@@ -421,7 +421,7 @@ func TestStoreReplicated(t *testing.T) {
 }
 
 // Two outflows must not publish to one stream.
-func TestCheckAlone(t *testing.T) {
+func TestTwoOutflowsDoNotShareAStream(t *testing.T) {
 	t.Parallel()
 	ctx, nc, s := bucket(t)
 	if err := s.CheckAlone(ctx); err != nil {
@@ -444,8 +444,9 @@ func TestCheckAlone(t *testing.T) {
 	}
 }
 
-// TestRemove: the record and what is stored beside it are gone, unless somebody else wrote it.
-func TestRemove(t *testing.T) {
+// TestARemovedRecordLeavesNothing: the record and what is stored beside it are gone, unless somebody else
+// wrote it.
+func TestARemovedRecordLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, _, s := bucket(t)
 	must.Succeed(t, s.Remove(ctx, 0)) // there is no bucket
@@ -464,8 +465,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestOthers: the records of other slots, those of other streams among them.
-func TestOthers(t *testing.T) {
+// TestRecordsOfOtherSlotsAreFound: the records of other slots, those of other streams among them.
+func TestRecordsOfOtherSlotsAreFound(t *testing.T) {
 	t.Parallel()
 	ctx, nc, s := bucket(t)
 	ensure(ctx, t, s)

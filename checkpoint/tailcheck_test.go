@@ -27,7 +27,7 @@ func headers(n int) []*outbox.Header {
 	return out
 }
 
-func TestProof(t *testing.T) {
+func TestTheTailOfTheStreamIsVerified(t *testing.T) {
 	t.Parallel()
 	made := headers(5)
 	for _, newest := range []*outbox.Header{made[2], nil} {
@@ -50,7 +50,7 @@ func TestProof(t *testing.T) {
 	}
 }
 
-func TestDivergence(t *testing.T) {
+func TestAnyDifferenceAtTheTailIsADivergence(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(h *outbox.Header){
 		"lsn":  func(h *outbox.Header) { h.Pos.LSN++ },
@@ -117,7 +117,7 @@ func TestInputBeyondTheNewestMessage(t *testing.T) {
 // Each message that was read is compared with the one that is made again at its sequence. Holes have none;
 // what was not read, or was accepted by a repair, is not compared; nor is anything where the end can't be
 // read.
-func TestProofComparesEach(t *testing.T) {
+func TestEachMessageAtTheTailIsCompared(t *testing.T) {
 	t.Parallel()
 	made := headers(4)
 	start := Start{

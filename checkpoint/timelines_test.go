@@ -11,7 +11,7 @@ import (
 
 // A promotion at 0/2800 unless said otherwise; the newest message (of the checkpoint at 0/2800 or before) was
 // made from timeline 1.
-func TestResolveAfterPromotion(t *testing.T) {
+func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 	t.Parallel()
 	const end = outbox.LSN(0x2800)
 	marker := func(due outbox.LSN) StoredCheckpoint { return at(due, 12, 10*time.Second) }

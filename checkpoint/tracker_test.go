@@ -125,7 +125,7 @@ func TestPlacesThatTheRecordGoesBeyond(t *testing.T) {
 	k.want("newest after a new one", fmt.Sprint(k.Newest().Due, k.Newest().Seq), "0/2800 10")
 }
 
-func TestMarkers(t *testing.T) {
+func TestAMarkerMovesTheCheckpointOnceAllIsAcknowledged(t *testing.T) {
 	t.Parallel()
 	k := track(t, nil)
 	k.window(0x2000, 3)
@@ -219,7 +219,7 @@ func TestPlacesDuringASave(t *testing.T) {
 	k.want("the next", k.store(), "0/1000:5 0/2000:6 0/3000:7 0/4002:10 0/4003:11")
 }
 
-func TestConfirmable(t *testing.T) {
+func TestOnlyDurableCheckpointsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.Checkpoints = []StoredCheckpoint{at(0x1000, 3, time.Hour), at(0x1100, 4, 100*time.Second),
@@ -383,7 +383,7 @@ func TestTakenEventsAreThinned(t *testing.T) {
 	k.want("the newest two", text(k.BeginSave(k.now)), "0/1100:4 0/1200:5 0/2000:6")
 }
 
-func TestUnprovedConfirmsNothing(t *testing.T) {
+func TestAnUnverifiedTailConfirmsNothing(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.AlreadyStored, s.LastSeq, s.End = 4, 9, 9
@@ -394,7 +394,7 @@ func TestUnprovedConfirmsNothing(t *testing.T) {
 	k.want("after it", k.Confirmable(k.now), "0/2000")
 }
 
-func TestDurableAtOnce(t *testing.T) {
+func TestWithoutDurableAfterACheckpointIsConfirmedAtOnce(t *testing.T) {
 	t.Parallel()
 	c := config
 	c.DurableAfter = 0
@@ -414,7 +414,7 @@ func TestDurableAtOnce(t *testing.T) {
 	k.want("whenever the broker was heard", k.Confirmable(k.now.Add(-time.Hour)), "0/3000")
 }
 
-func TestSaveTimes(t *testing.T) {
+func TestTheRecordIsSavedAtItsTimes(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) { s.Checkpoints[0].Since = epoch })
 	in := func() string {
@@ -443,7 +443,7 @@ func TestSaveTimes(t *testing.T) {
 
 // What a start found to be lost is in the record before anything is confirmed, and does not wait for its
 // interval: until then only the memory of this session knows of it.
-func TestRewrite(t *testing.T) {
+func TestWhatAStartFoundLostIsRecordedFirst(t *testing.T) {
 	t.Parallel()
 	k := track(t, func(s *Start) {
 		s.Rewrite, s.LastSeq, s.End, s.AlreadyStored, s.Holes = true, 9, 7, 2, []Range{{3, 4}, {8, 9}}

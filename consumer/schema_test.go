@@ -27,7 +27,7 @@ func someSchema() *Schema {
 	}
 }
 
-func TestUpcastersAreChained(t *testing.T) {
+func TestUpcastersAreCalledOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	s := someSchema()
 	if err := s.Check(); err != nil {

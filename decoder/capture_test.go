@@ -40,9 +40,9 @@ type captures struct {
 	Captures []capture `json:"captures"`
 }
 
-// TestLiveScenarios plays the scenarios on real servers. With -update it keeps what they sent, for the tests
-// that need no server.
-func TestLiveScenarios(t *testing.T) {
+// TestRealServersSendTheScenarios plays the scenarios on real servers. With -update it keeps what they sent,
+// for the tests that need no server.
+func TestRealServersSendTheScenarios(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, s *pgserver.Server) {
 		all := captures{Version: s.Installation.Version}

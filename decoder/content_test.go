@@ -59,7 +59,7 @@ func decodeContent(t testing.TB, cfg Config, text string) (relay.Event, error) {
 	return e, nil
 }
 
-func TestContent(t *testing.T) {
+func TestAMessageIsReadAsADocument(t *testing.T) {
 	t.Parallel()
 	const required = `"doc_id":"d","payload":1`
 	nulls := relay.NullActor | relay.NullKey | relay.NullID
@@ -248,7 +248,7 @@ func TestRowsAndMessagesShareTheIndex(t *testing.T) {
 
 // What the mapping has no role for is of no message either: without a key events keep the order of the
 // commits, and without actors a document is one sequence, of rows and messages together.
-func TestContentWithoutRoles(t *testing.T) {
+func TestAMessageHasNoMoreThanTheMappingWants(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		mapping    relay.Mapping
@@ -275,7 +275,7 @@ func TestContentWithoutRoles(t *testing.T) {
 }
 
 // A payload above the limit is not copied, and a large content takes no more memory than what is kept of it.
-func TestLargeContent(t *testing.T) {
+func TestALargeMessageIsNotCopied(t *testing.T) {
 	t.Parallel()
 	cfg := messages
 	cfg.MaxPayload = 1000
@@ -287,7 +287,7 @@ func TestLargeContent(t *testing.T) {
 }
 
 // A message event takes its values from the arena, as a row does, and beside that nothing.
-func TestContentAllocates(t *testing.T) {
+func TestAMessageAllocatesNothingOfItsOwn(t *testing.T) {
 	d, r := New(messages), Result{}
 	must.Succeed(t, d.Decode(begin(100), &r))
 	msg := logical(1, outbox.EventPrefix,

@@ -53,7 +53,7 @@ func commits(results []Result) (cs []relay.Commit) {
 	return cs
 }
 
-func TestTransaction(t *testing.T) {
+func TestATransactionGivesItsRowsInOrder(t *testing.T) {
 	t.Parallel()
 	results, err := decodeAll(config,
 		begin(0x100), relation(tableOID, columns...), row("1", `[[0, 0, "A"]]`), row("2", `[[1, 0, " "]]`),
@@ -84,7 +84,7 @@ func TestTransaction(t *testing.T) {
 	}
 }
 
-func TestIgnored(t *testing.T) {
+func TestOtherTablesAndChangesAreIgnored(t *testing.T) {
 	t.Parallel()
 	const leaf = tableOID + 1
 	other := []val{txt("x"), null, toast}
@@ -122,7 +122,7 @@ func TestIgnored(t *testing.T) {
 	}
 }
 
-func TestInTransaction(t *testing.T) {
+func TestTheDecoderKnowsWhetherItIsInATransaction(t *testing.T) {
 	t.Parallel()
 	d := New(config)
 	var r Result
@@ -142,7 +142,7 @@ func TestInTransaction(t *testing.T) {
 	}
 }
 
-func TestProtocolErrors(t *testing.T) {
+func TestMessagesOutOfPlaceAreErrors(t *testing.T) {
 	t.Parallel()
 	rel := relation(tableOID, columns...)
 	in := func(msgs ...[]byte) [][]byte { return append([][]byte{begin(0x100), rel}, msgs...) }
@@ -195,7 +195,7 @@ func TestProtocolErrors(t *testing.T) {
 }
 
 // Every message, cut at every place, is an error: none is understood in part.
-func TestTruncatedMessages(t *testing.T) {
+func TestAMessageThatIsCutIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, msg := range [][]byte{
 		commit(0x100, 0x130, 0), origin("upstream"), relation(tableOID, columns...), relation(1, columns...),
@@ -244,7 +244,7 @@ func TestClaimsAreNotBelieved(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhere(t *testing.T) {
+func TestAnErrorNamesItsMessageAndPosition(t *testing.T) {
 	t.Parallel()
 	_, err := decodeAll(config, begin(0x16B3748), relation(tableOID, columns...), row("1", "[]")[:20])
 	for _, want := range []string{"Insert", "0/16B3748", "of 20"} {
@@ -254,7 +254,7 @@ func TestErrorsSayWhere(t *testing.T) {
 	}
 }
 
-func TestErrorsLast(t *testing.T) {
+func TestAfterAnErrorEachCallGivesTheSame(t *testing.T) {
 	t.Parallel()
 	d := New(config)
 	var r Result

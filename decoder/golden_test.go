@@ -9,7 +9,7 @@ import (
 )
 
 // Every server's captures, text and binary, give the events that the golden files list.
-func TestCaptures(t *testing.T) {
+func TestCapturedStreamsGiveTheEventsOfTheirFiles(t *testing.T) {
 	t.Parallel()
 	for _, server := range load(t) {
 		for _, c := range server.Captures {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestComputedKey(t *testing.T) {
+func TestAKeyIsComputedFromActorAndCounter(t *testing.T) {
 	t.Parallel()
 	var a arena
 	for _, c := range []struct{ actor, counter, want string }{
@@ -28,7 +28,7 @@ func TestComputedKey(t *testing.T) {
 }
 
 // What PostgreSQL casts to text differently from how it prints it.
-func TestComputedKeyCasts(t *testing.T) {
+func TestAKeyIsComputedAsPostgreSQLCasts(t *testing.T) {
 	t.Parallel()
 	cfg := config
 	cfg.ID = ""

@@ -27,7 +27,7 @@ func padded(n int) string {
 		strings.Repeat(" ", n-maxSettings)
 }
 
-func TestKindOfInput(t *testing.T) {
+func TestOutflowsOwnMessagesAreToldFromEvents(t *testing.T) {
 	t.Parallel()
 	tick := logical(1, relay.HeartbeatPrefix, "at 12:00")
 	set := func(content string) []byte { return logical(1, relay.SettingsPrefix, content) }
@@ -128,7 +128,7 @@ func TestKindOfInput(t *testing.T) {
 
 // A transaction that was replicated from elsewhere is no input, whatever is in it, unless the mapping wants
 // it.
-func TestForeignTransactions(t *testing.T) {
+func TestReplicatedTransactionsAreNoInput(t *testing.T) {
 	t.Parallel()
 	ours := logical(1, relay.SettingsPrefix, settingsOf(5*time.Millisecond).Content("outflow"))
 	for name, c := range map[string]struct {

@@ -15,7 +15,7 @@ func without(cols []col, names ...string) []col {
 
 // A row that lacks a mapped column is an event in its place all the same, marked, with what it has. It is
 // decided by its own Relation message: not by what came before it in the session.
-func TestMissingColumn(t *testing.T) {
+func TestARowWithoutAMappedColumnIsAnEventInItsPlace(t *testing.T) {
 	t.Parallel()
 	keyed := append(slices.Clone(columns), col{"seq_key", oidText})
 	const id, key = "7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10", "0:00000000000000000017"
@@ -74,7 +74,7 @@ func TestMissingColumn(t *testing.T) {
 }
 
 // A key is computed wherever its parts are there and its column is not, whatever the session has seen.
-func TestMissingKey(t *testing.T) {
+func TestAMissingKeyIsComputedFromItsParts(t *testing.T) {
 	t.Parallel()
 	keyed := append(slices.Clone(columns), col{"seq_key", oidText})
 	for name, c := range map[string]struct {
@@ -123,7 +123,7 @@ func TestMissingKey(t *testing.T) {
 }
 
 // Columns are found by name, in whatever order they are, and again after every Relation message.
-func TestColumnsMove(t *testing.T) {
+func TestColumnsAreFoundByNameWhereverTheyAre(t *testing.T) {
 	t.Parallel()
 	cfg := config
 	cfg.Extra = []string{"event_type"}
@@ -152,7 +152,7 @@ func TestColumnsMove(t *testing.T) {
 }
 
 // One column may have several roles.
-func TestSharedColumns(t *testing.T) {
+func TestOneColumnMayHaveSeveralRoles(t *testing.T) {
 	t.Parallel()
 	cfg := Config{
 		TableOID: tableOID, Slot: "outflow", ID: "counter", Extra: []string{"doc_id", "payload", "doc_id"},

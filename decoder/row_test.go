@@ -24,7 +24,7 @@ var payloadOnly = Config{TableOID: tableOID, Mapping: relay.Mapping{Payload: "pa
 	Extra: []string{"payload"}}
 
 // Each value, as text and as binary, gives the same bytes, as payload and as string.
-func TestValues(t *testing.T) {
+func TestTextAndBinaryValuesGiveTheSameBytes(t *testing.T) {
 	t.Parallel()
 	i8 := func(v int64) string { return string(be.AppendUint64(nil, uint64(v))) }
 	i4 := func(v int32) string { return string(be.AppendUint32(nil, uint32(v))) }
@@ -83,7 +83,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-func TestBadValues(t *testing.T) {
+func TestAValueThatCannotBeReadHasAReason(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		typ    uint32
@@ -137,7 +137,7 @@ func TestBadRowGoesOn(t *testing.T) {
 	}
 }
 
-func TestNeedText(t *testing.T) {
+func TestAValueThatOnlyTextCanGiveAsksForText(t *testing.T) {
 	t.Parallel()
 	const numeric, mood = 1700, 16400
 	cols := []col{{"doc_id", oidText}, {"actor_id", oidText}, {"counter", numeric}, {"payload", oidJSON},
@@ -172,7 +172,7 @@ func TestNeedText(t *testing.T) {
 	}
 }
 
-func TestNulls(t *testing.T) {
+func TestANullIsNoEmptyString(t *testing.T) {
 	t.Parallel()
 	cfg := config
 	cfg.Extra = []string{"doc_id", "created_at"}
@@ -208,7 +208,7 @@ func TestNulls(t *testing.T) {
 	}
 }
 
-func TestMaxPayload(t *testing.T) {
+func TestAPayloadAboveTheLimitIsNotKept(t *testing.T) {
 	t.Parallel()
 	cut := payloadOnly
 	cut.MaxPayload = 1
@@ -242,7 +242,7 @@ func TestMaxPayload(t *testing.T) {
 
 // Values of all sizes round those at which memory is given out differently stay what they were while later
 // rows are read.
-func TestValuesAreKept(t *testing.T) {
+func TestValuesStayWhatTheyWereWhileLaterRowsAreRead(t *testing.T) {
 	t.Parallel()
 	cfg := config
 	cfg.Extra = []string{"created_at"}
@@ -281,7 +281,7 @@ func TestValuesAreKept(t *testing.T) {
 	}
 }
 
-func TestResultIsOverwritten(t *testing.T) {
+func TestEachCallOverwritesTheResult(t *testing.T) {
 	t.Parallel()
 	d := New(config)
 	var r Result

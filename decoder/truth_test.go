@@ -94,7 +94,7 @@ func TestLiveValuesAreAsPrinted(t *testing.T) {
 
 // The computed key is what SQL computes, whatever the types of actor and counter; numeric can be read as text
 // only.
-func TestLiveComputedKey(t *testing.T) {
+func TestTheComputedKeyIsWhatSQLComputes(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, s *pgserver.Server) {
 		t.Parallel()

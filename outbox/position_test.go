@@ -45,7 +45,7 @@ func FuzzLSN(f *testing.F) {
 	})
 }
 
-func TestPositionsAreOrdered(t *testing.T) {
+func TestPositionsAreOrderedByLSNThenIndex(t *testing.T) {
 	t.Parallel()
 	want := []Position{{}, {0, 1}, {1, 0}, {1, 1 << 31}, {1 << 40, 0}, {1<<64 - 1, 1<<32 - 1}}
 	got := slices.Clone(want)

@@ -6,7 +6,7 @@
 // Start, reconnect and recovery are the same code: [Pipeline.Run] runs sessions. A session is one replication
 // connection, one buffer, and one NATS connection at a time; an error drops all of it, and nothing of it
 // survives but metrics. So there is no retry of single messages, and no state that is right only if the last
-// session ended well (TestSimulation, TestKilledAtEveryStep).
+// session ended well (TestWhateverFailsTheStreamIsTheUndisturbedOne, TestKilledAtEveryStep).
 //
 // One failure does not end a session: that of NATS alone, in a verified session, for 30 s (reconnect.go). To
 // start replication again costs PostgreSQL the decoding of all WAL since the slot's restart point. So the
@@ -39,9 +39,9 @@
 //
 // The loop never waits for one thing alone: it waits for WAL data, acknowledgements, both workers, the loss
 // of a connection, a timer and the end of ctx at once. While the publisher is full it takes no WAL data, and
-// the bounded queue in front of it fills: that is the back-pressure (TestBackPressure). A window is handed
-// out before the next input is read, so what is in memory is what the buffer holds, what is in flight, and
-// one batch.
+// the bounded queue in front of it fills: that is the back-pressure (TestAFullPublisherStopsTheReadingOfWAL).
+// A window is handed out before the next input is read, so what is in memory is what the buffer holds, what
+// is in flight, and one batch.
 //
 // # Why no clock decides the order
 //

@@ -51,7 +51,7 @@ func (u silentUpstream) Start(ctx context.Context, from outbox.LSN, binary bool)
 }
 
 // Each question of a start has its time; one that nobody answers ends the session, and the next one goes on.
-func TestNoAnswer(t *testing.T) {
+func TestAQuestionNobodyAnswersEndsTheSession(t *testing.T) {
 	for name, first := range map[string]silent{"check of the stream": {check: true},
 		"start of replication": {start: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +138,7 @@ func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
 
 // A transaction that takes minutes to sort is no standstill: whoever watches must not end the process, which
 // would begin it anew.
-func TestSortingIsAlive(t *testing.T) {
+func TestALongSortIsNoStandstill(t *testing.T) {
 	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
 	inBubble(t, set, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{scratch: slow{}})
@@ -168,7 +168,7 @@ func TestSortingIsAlive(t *testing.T) {
 
 // A stop is heard in the middle of the sorting, which is one call that may take minutes; nothing of the
 // transaction is published then.
-func TestStopWhileSorting(t *testing.T) {
+func TestAStopIsHeardInTheMiddleOfASort(t *testing.T) {
 	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
 	inBubble(t, set, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{scratch: slow{}})

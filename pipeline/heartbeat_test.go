@@ -123,7 +123,7 @@ func TestNoHeartbeatBeforeTheTailCheck(t *testing.T) {
 	})
 }
 
-func TestHeartbeatsOff(t *testing.T) {
+func TestWithoutHeartbeatsNothingIsWritten(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{noHeartbeats: true})
 		w.write(1)
@@ -138,7 +138,7 @@ func TestHeartbeatsOff(t *testing.T) {
 }
 
 // A heartbeat that could not be written is tried again a second later, and drops no session.
-func TestHeartbeatFails(t *testing.T) {
+func TestAHeartbeatThatFailedIsTriedAgain(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.pg.writeFails = 2 })
@@ -152,7 +152,7 @@ func TestHeartbeatFails(t *testing.T) {
 }
 
 // While a heartbeat is being written, the loop waits for it and for nothing else; no second one is asked for.
-func TestHeartbeatIsSlow(t *testing.T) {
+func TestASlowHeartbeatHoldsUpNothing(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.pg.writeDelay = 3 * time.Second })

@@ -248,7 +248,7 @@ func TestStandbyForgetsALoss(t *testing.T) {
 }
 
 // Two readings that show different losses do not agree.
-func TestDifferentLosses(t *testing.T) {
+func TestReadingsOfDifferentLossesDoNotAgree(t *testing.T) {
 	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.js.messages = w.js.messages[:7:7]
@@ -315,7 +315,7 @@ func (s *starting) Start(ctx context.Context, from outbox.LSN, binary bool) erro
 
 // A stream that was emptied is read twice at each start anew: what one session was told is no recheck for the
 // next.
-func TestEmptied(t *testing.T) {
+func TestAnEmptiedStreamIsReadTwiceAtEachStart(t *testing.T) {
 	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.js.removed = len(w.js.messages)

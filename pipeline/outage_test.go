@@ -525,8 +525,9 @@ func (ended) Header(seq uint64) *outbox.Header {
 	return &outbox.Header{Due: outbox.LSN(seq)}
 }
 
-// TestEnds: the stream ends as the session has left it, or the session does not go on.
-func TestEnds(t *testing.T) {
+// TestTheEndOfTheStreamIsThatOfTheSession: the stream ends as the session has left it, or the session does
+// not go on.
+func TestTheEndOfTheStreamIsThatOfTheSession(t *testing.T) {
 	t.Parallel()
 	created := time.Unix(1000, 0)
 	s := &session{pub: ended{}, outage: outage{created: created, start: 7, newest: &outbox.Header{Due: 7}}}

@@ -11,7 +11,7 @@ import (
 )
 
 // A second process waits, is ready, and takes over when the slot is free.
-func TestStandby(t *testing.T) {
+func TestAStandbyTakesOverWhenTheSlotIsFree(t *testing.T) {
 	for name, kill := range map[string]bool{"after a kill": true, "after a stop": false} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
@@ -69,7 +69,7 @@ func TestStopWhenTimeIsUp(t *testing.T) {
 }
 
 // A standby that is told to stop stops.
-func TestStandbyStops(t *testing.T) {
+func TestAStandbyThatIsToldToStopStops(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{})
 		standby := w.run(options{})
@@ -83,7 +83,7 @@ func TestStandbyStops(t *testing.T) {
 
 // A clean stop: what is in flight is acknowledged, the newest checkpoint is recorded, the last confirmation
 // goes out, replication ends in order.
-func TestDrain(t *testing.T) {
+func TestAStopLeavesNothingInFlight(t *testing.T) {
 	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(1)
@@ -117,7 +117,7 @@ func TestDrain(t *testing.T) {
 }
 
 // What does not come within the stop timeout is not waited for.
-func TestDrainTimeout(t *testing.T) {
+func TestAStopWaitsNoLongerThanItsTimeout(t *testing.T) {
 	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{stop: 3 * time.Second})
 		w.write(10)
@@ -144,7 +144,7 @@ func TestDrainTimeout(t *testing.T) {
 }
 
 // A stop before anything is connected, and one in the middle of a start, end at once.
-func TestStopWhileStarting(t *testing.T) {
+func TestAStopDuringAStartEndsAtOnce(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		for i := range 40 {
 			pr := w.run(options{})
@@ -165,7 +165,7 @@ func TestStopWhileStarting(t *testing.T) {
 }
 
 // The pauses between sessions lie between 50 and 400 ms, and grow.
-func TestBackoff(t *testing.T) {
+func TestPausesBetweenSessionsGrow(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		for range 3 { // a proved session begins them anew
@@ -205,7 +205,7 @@ func TestBackoff(t *testing.T) {
 }
 
 // The states and what probes make of them.
-func TestHealth(t *testing.T) {
+func TestProbesSeeTheStateOfTheSession(t *testing.T) {
 	inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {
 		stopped(t, w)
 		w.with(func() {
@@ -252,7 +252,7 @@ func TestHealth(t *testing.T) {
 }
 
 // A loop that hangs is not alive.
-func TestHanging(t *testing.T) {
+func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	now := time.Now()
 	for state, alive := range map[State]bool{StateRunning: false, StateComparing: false, StateAway: false,
 		StateStandby: true, StateWaiting: false, StateStopped: false} {
@@ -263,7 +263,7 @@ func TestHanging(t *testing.T) {
 	}
 }
 
-func TestMetrics(t *testing.T) {
+func TestTheMetricsAreThoseOfTheSession(t *testing.T) {
 	inBubble(t, defaults, time.Second, func(t *testing.T, w *harness) {
 		reg := prometheus.NewRegistry()
 		pr := w.running(options{registry: reg})
@@ -317,7 +317,7 @@ func TestMetrics(t *testing.T) {
 
 // A lost connection is noticed at once, also where nothing is in flight. It ends the session, which closes
 // the other one; that to PostgreSQL is kept for a while.
-func TestConnectionLost(t *testing.T) {
+func TestALostConnectionIsNoticedAtOnce(t *testing.T) {
 	for name, cut := range map[string]func(pr *process){
 		"broker":   func(pr *process) { pr.broker().cut(true) },
 		"postgres": func(pr *process) { pr.postgres().cut(true) },

@@ -12,7 +12,7 @@ import (
 )
 
 // After five seconds without an acknowledgement the same messages are sent again, on a new connection.
-func TestAckTimeout(t *testing.T) {
+func TestWithoutAnAcknowledgementMessagesAreSentAgain(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.drop = 1 << 30 })
@@ -36,7 +36,7 @@ func TestAckTimeout(t *testing.T) {
 }
 
 // What was stored but not acknowledged is not sent again.
-func TestAcksLost(t *testing.T) {
+func TestWhatWasStoredIsNotSentAgain(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.lostAcks = time.Now().Add(time.Hour) })
@@ -53,7 +53,7 @@ func TestAcksLost(t *testing.T) {
 }
 
 // A full publisher stops the reading of WAL data, and no heartbeat is written; it goes on where it stopped.
-func TestBackPressure(t *testing.T) {
+func TestAFullPublisherStopsTheReadingOfWAL(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.limit, w.js.paused = 4, time.Now().Add(4*time.Second) })
@@ -196,7 +196,7 @@ func TestStopInLongWindow(t *testing.T) {
 }
 
 // A binary value that cannot be read brings the text form with the next session.
-func TestTextForm(t *testing.T) {
+func TestABinaryValueThatCannotBeReadComesAsText(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.pg.payload = oidNumeric
 		pr := w.running(options{binary: true})
@@ -217,7 +217,7 @@ func TestTextForm(t *testing.T) {
 }
 
 // A row that can't be published stops everything; what comes before it is recorded first.
-func TestPoison(t *testing.T) {
+func TestARowThatCannotBePublishedStopsEverything(t *testing.T) {
 	inBubble(t, relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.with(func() { w.js.latency = 50 * time.Millisecond })
@@ -249,7 +249,7 @@ func TestPoison(t *testing.T) {
 
 // A stream that another WAL made is a divergence: also when that WAL is silent, and shows its end by
 // keepalives alone.
-func TestDivergence(t *testing.T) {
+func TestAStreamOfAnotherWALIsADivergence(t *testing.T) {
 	for name, silent := range map[string]bool{"by an input": false, "by a keepalive": true} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, defaults, time.Hour, func(t *testing.T, w *harness) {

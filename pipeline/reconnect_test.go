@@ -32,7 +32,7 @@ func (w *harness) wantResumed(pr *process, n int) {
 
 // NATS goes and comes with messages in flight, of which it has stored some, all or none: nothing is read
 // again, and the stream is the one that it would have been.
-func TestNATSShortOutage(t *testing.T) {
+func TestAShortOutageOfNATSChangesNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		dropped bool
 		after   time.Duration // from the first of the messages to the failure
@@ -85,7 +85,7 @@ func TestNATSShortOutage(t *testing.T) {
 }
 
 // A broker that fails again before anything is acknowledged has 30 s in all.
-func TestNATSFlaps(t *testing.T) {
+func TestABrokerThatFailsAgainHasThirtySecondsInAll(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.write(5)
@@ -107,7 +107,7 @@ func TestNATSFlaps(t *testing.T) {
 }
 
 // The pauses between attempts grow as those between sessions do.
-func TestNATSOutagePauses(t *testing.T) {
+func TestPausesBetweenAttemptsGrow(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{})
 		w.cutBroker(pr, 20*time.Second, true)
@@ -188,7 +188,7 @@ func TestPostgresEndsWhileNATSIsAway(t *testing.T) {
 
 // What a take-over may not pass over ends the session, and the ordinary start finds what has become of the
 // stream.
-func TestNoTakeOver(t *testing.T) {
+func TestWhatMayNotBePassedOverEndsTheSession(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(w *harness)
 		code    string // how the run ends; "": it goes on, and the stream is as it would have been
@@ -442,7 +442,7 @@ func TestNATSFailsBeforeTheLossIsRecorded(t *testing.T) {
 }
 
 // Without a way to open NATS's side alone a failure of it ends the session.
-func TestNoReopen(t *testing.T) {
+func TestWithoutReopenAFailureOfNATSEndsTheSession(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		pr := w.running(options{open: func(l *Conns) { l.Reopen = nil }})
 		w.write(3)

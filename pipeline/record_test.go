@@ -12,7 +12,7 @@ import (
 )
 
 // The first record of a session is stored at once, the others at the interval.
-func TestRecordInterval(t *testing.T) {
+func TestTheFirstRecordIsStoredAtOnce(t *testing.T) {
 	for name, c := range map[string]struct{ durable, interval time.Duration }{
 		"a second":    {2 * time.Second, time.Second},
 		"a 32nd part": {160 * time.Second, 5 * time.Second},
@@ -46,7 +46,7 @@ func TestRecordInterval(t *testing.T) {
 
 // A checkpoint is confirmed once it has been in the record for durable_after and the broker was heard after
 // that, which is soon.
-func TestConfirmation(t *testing.T) {
+func TestACheckpointIsConfirmedOnceItIsDurable(t *testing.T) {
 	const durable = 10 * time.Second
 	inBubble(t, defaults, durable, func(t *testing.T, w *harness) {
 		w.running(options{})
@@ -80,7 +80,7 @@ func TestConfirmation(t *testing.T) {
 
 // A broker that died in silence syncs nothing any more: what it did not have for durable_after while it was
 // known to live is not confirmed, however long the silence lasts.
-func TestSilenceConfirmsNothing(t *testing.T) {
+func TestABrokerThatDiedInSilenceConfirmsNothing(t *testing.T) {
 	inBubble(t, defaults, 10*time.Second, func(t *testing.T, w *harness) {
 		w.running(options{})
 		w.sleep(time.Minute)
@@ -180,7 +180,7 @@ func TestNoKeepaliveCheckpointBeforeAcknowledgement(t *testing.T) {
 
 // A record that somebody else wrote ends the session, and the next one goes on. One whose outcome is unknown
 // is read again on a new connection; should it come after that, it ends the session as well.
-func TestRecordRefused(t *testing.T) {
+func TestARecordOfSomebodyElseEndsTheSession(t *testing.T) {
 	for name, how := range map[string]saving{"unheard": saveUnheard, "late": saveLate, "never": saveNever,
 		"foreign": saveWell} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestRecordRefused(t *testing.T) {
 // Rows that are written while something else is published are in no WAL data: nothing is recorded or
 // confirmed after it was changed, and each start stops until a repair accepts it, also where nothing is left
 // to be seen of it.
-func TestPublicationChanged(t *testing.T) {
+func TestAChangedPublicationStopsEverything(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(id *relay.PublicationIdentity)
 		away   bool // while nothing runs

@@ -23,7 +23,7 @@ func foreign(horizon time.Duration) logical {
 
 // A session writes its settings once where others are in force, and again when it reads a change that is not
 // its own.
-func TestChangeOfSettings(t *testing.T) {
+func TestSettingsAreWrittenOnceWhereOthersAreInForce(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.running(options{settings: wanted})
 		w.until(time.Second, "a change", func() bool { return len(w.pg.changes) == 1 })
@@ -56,7 +56,7 @@ func TestNoChangeOfTheSameSettings(t *testing.T) {
 
 // While a change is on its way through the WAL no other is written: also when a foreign one that was there
 // before is read.
-func TestOneChangeOutstanding(t *testing.T) {
+func TestOneChangeOfSettingsIsUnderWayAtATime(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		w.with(func() {
 			w.pg.delay = 300 * time.Millisecond
@@ -92,7 +92,7 @@ func TestChangeComesAfterCatchingUp(t *testing.T) {
 }
 
 // A change that failed is tried again.
-func TestChangeFails(t *testing.T) {
+func TestAChangeOfSettingsThatFailedIsTriedAgain(t *testing.T) {
 	for name, late := range map[string]bool{"not written": false, "written all the same": true} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
@@ -112,7 +112,7 @@ func TestChangeFails(t *testing.T) {
 
 // Whoever wants to know hears which settings are in force: those of the checkpoint at the start of a session,
 // and each change that is read.
-func TestSettingsInForce(t *testing.T) {
+func TestTheSettingsInForceAreReported(t *testing.T) {
 	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
 		var heard []relay.Settings
 		pr := w.running(options{settings: wanted, inForce: func(s relay.Settings) {
@@ -130,7 +130,7 @@ func TestSettingsInForce(t *testing.T) {
 
 // Whoever changes the settings all the time neither stops the events nor makes the session write, log or take
 // note of them as often.
-func TestFloodOfSettings(t *testing.T) {
+func TestAFloodOfSettingsStopsNoEvents(t *testing.T) {
 	for name, m := range map[string]logical{
 		"changes":         foreign(10 * time.Millisecond),
 		"unknown version": {prefix: relay.SettingsPrefix, content: "v=2 slot=outflow x"},

@@ -439,10 +439,10 @@ func onOneP(t *testing.T) (collect func()) {
 	}
 }
 
-// TestSimulation: whatever dies, is late, dropped, lost or removed, the stream is the undisturbed one, every
-// event is in it once, and no confirmation went further than a checkpoint that survives whatever the broker
-// may lose.
-func TestSimulation(t *testing.T) {
+// TestWhateverFailsTheStreamIsTheUndisturbedOne: whatever dies, is late, dropped, lost or removed, the stream
+// is the undisturbed one, every event is in it once, and no confirmation went further than a checkpoint that
+// survives whatever the broker may lose.
+func TestWhateverFailsTheStreamIsTheUndisturbedOne(t *testing.T) {
 	collect := onOneP(t)
 	n := trials(3000)
 	var all tally
@@ -485,8 +485,9 @@ func TestKilledAtEveryStep(t *testing.T) {
 	t.Logf("%d kills", kills)
 }
 
-// TestUndisturbed is the simulation without faults: the loop itself makes what the rules make.
-func TestUndisturbed(t *testing.T) {
+// TestTheUndisturbedLoopMakesWhatTheRulesMake is the simulation without faults: the loop itself makes what
+// the rules make.
+func TestTheUndisturbedLoopMakesWhatTheRulesMake(t *testing.T) {
 	onOneP(t)
 	for seed := range uint64(60) {
 		if got := simulate(t, seed, sizeOf(seed), func(*schedule) {}).tally; got.refused > 0 ||
@@ -496,9 +497,9 @@ func TestUndisturbed(t *testing.T) {
 	}
 }
 
-// TestRepeatable: a seed is a run, step by step, so that one that failed fails again. What happens in the
-// same nanosecond, by a rare chance, may happen in any order.
-func TestRepeatable(t *testing.T) {
+// TestASeedIsARunStepByStep: a seed is a run, step by step, so that one that failed fails again. What happens
+// in the same nanosecond, by a rare chance, may happen in any order.
+func TestASeedIsARunStepByStep(t *testing.T) {
 	collect := onOneP(t)
 	for seed := range uint64(trials(200)) {
 		var runs [2][]step

@@ -160,8 +160,9 @@ func TestDivergenceInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestStrangers: whatever dies, is late or dropped, a stranger's message is noticed, whenever it comes.
-func TestStrangers(t *testing.T) {
+// TestAStrangersMessageIsNoticedWheneverItComes: whatever dies, is late or dropped, a stranger's message is
+// noticed, whenever it comes.
+func TestAStrangersMessageIsNoticedWheneverItComes(t *testing.T) {
 	collect := onOneP(t)
 	n := trials(1500)
 	between := 0
@@ -214,9 +215,16 @@ func strange(t *testing.T, seed uint64) (between bool) {
 		s.with(func() { n = len(s.js.messages) })
 		between = in < uint64(n)
 		if err != nil {
-			t.Errorf("seed %d, a stranger at %d of %d: %v\nagain: go test ./pipeline -run 'TestStrangers$' "+
-				"-pipeline.seed=%d -pipeline.trials=2\n%s",
-				seed, in, n, err, seed, s.trace(80))
+			t.Errorf(
+				"seed %d, a stranger at %d of %d: %v\nagain: go test ./pipeline -run TestAStranger "+
+					"-pipeline.seed=%d -pipeline.trials=2\n%s",
+				seed,
+				in,
+				n,
+				err,
+				seed,
+				s.trace(80),
+			)
 		}
 	})
 	return between

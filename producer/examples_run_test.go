@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/producer"
 )
 
-// TestTheExamplesRun runs the examples that need a database, and compares what they print and leave.
-func TestTheExamplesRun(t *testing.T) {
+// TestTheExamplesPrintWhatTheySay runs the examples that need a database, and compares what they print and
+// leave.
+func TestTheExamplesPrintWhatTheySay(t *testing.T) {
 	url := pgtest.Database(t, pgtest.Server(t))
 	t.Setenv("DATABASE_URL", url)
 	conn, err := pgx.Connect(t.Context(), url)

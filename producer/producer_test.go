@@ -291,8 +291,8 @@ func TestImpossibleEventsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	}
 }
 
-// TestCallIsBounded: a call whose parameters PostgreSQL could not hold is refused.
-func TestCallIsBounded(t *testing.T) {
+// TestACallWithTooManyParametersIsRefused: a call whose parameters PostgreSQL could not hold is refused.
+func TestACallWithTooManyParametersIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, defaultTable)
 	o := outboxOf(t, Config{})

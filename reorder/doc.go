@@ -37,7 +37,8 @@
 //     same comparison, and sorted by the same orders, merged instead of in one piece.
 //   - Late counts by a table of fixed size; nothing reads the count.
 //
-// TestModel compares all this with the rules written as lists and loops; TestPure looks after the imports.
+// TestTheBufferIsTheModelOfHorizonMode compares all this with the rules written as lists and loops;
+// TestTheOrderDependsOnTheInputAlone looks after the imports.
 //
 // # Why a checkpoint is enough to go on
 //
@@ -57,7 +58,7 @@
 // In both cases the old buffer's due would be beyond the checkpoint's: a contradiction. Only windows without
 // events may differ on the way, and those are not published. Where due was raised to thru nothing is held and
 // nothing was read since: there is nothing to show. The checkpoint of a keepalive is the same, with nothing
-// held. TestModel goes on from checkpoints of each kind.
+// held. TestTheBufferIsTheModelOfHorizonMode goes on from checkpoints of each kind.
 //
 // # Gap mode
 //
@@ -77,9 +78,9 @@
 // transaction by itself is larger than the limits: by its events and their sizes, never because it spilled.
 // Which wait ends first is decided by the position of the oldest event that waits. Every heap is ordered by a
 // value that ends in the position, or only finds all values up to one. The tables are hashed with a seed, and
-// never gone through to decide anything. TestGapModel compares all this with the rule written as lists and
-// loops, on transactions that spill and others, through changes of settings and of the mode; the scripts show
-// each rule by itself.
+// never gone through to decide anything. TestTheBufferIsTheModelOfGapMode compares all this with the rule
+// written as lists and loops, on transactions that spill and others, through changes of settings and of the
+// mode; the scripts show each rule by itself.
 //
 // A checkpoint is (due, holds, remembered, settings), and there is one behind each input. Every held event of
 // a sequence has a last counter above its base, and every event of it that was released and lies at or beyond
@@ -92,15 +93,15 @@
 // the headers of the newest messages. So the new buffer is in the same state as the old one. A hold has a sum
 // over its events: where one of them does not come again as it was, the buffer stops, because it would be
 // lost (TestHeldEventThatDoesNotComeAgainStops). While more sequences have held events than a checkpoint
-// lists, there is none. TestGapModel goes on from checkpoints of each kind, and compares every checkpoint
-// behind the cut too.
+// lists, there is none. TestTheBufferIsTheModelOfGapMode goes on from checkpoints of each kind, and compares
+// every checkpoint behind the cut too.
 //
 // Held events are copies of their own, so that a wait keeps no block of the decoder alive. MaxWeight counts
-// them, and what is remembered: TestHeldEventsStayWithinMaxWeight, TestMemoryStaysSmall. A transaction that
-// spilled is read from its files event by event, what it releases goes into another file, and the limits are
-// asked after each event, so that no more is held than they allow: TestHugeTransactionInGapMode. An event
-// that does not wait costs a hash of its names and a look at the memory; one that waits, a few heaps:
-// TestHotDocumentIsNotQuadratic.
+// them, and what is remembered: TestHeldEventsStayWithinMaxWeight, TestAMillionSequencesLeaveMemorySmall. A
+// transaction that spilled is read from its files event by event, what it releases goes into another file,
+// and the limits are asked after each event, so that no more is held than they allow:
+// TestHugeTransactionInGapMode. An event that does not wait costs a hash of its names and a look at the
+// memory; one that waits, a few heaps: TestHotDocumentIsNotQuadratic.
 //
 // # Memory
 //

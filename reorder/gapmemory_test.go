@@ -79,8 +79,8 @@ func TestMessagesThatAreGoneCountAsRemembered(t *testing.T) {
 	}
 }
 
-// TestMemoryStaysSmall lets a million sequences pass through.
-func TestMemoryStaysSmall(t *testing.T) {
+// TestAMillionSequencesLeaveMemorySmall lets a million sequences pass through.
+func TestAMillionSequencesLeaveMemorySmall(t *testing.T) {
 	m := newMemory(relay.DefaultMemory)
 	before := heapInUse()
 	for i := range uint64(1 << 20) {

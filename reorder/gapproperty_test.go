@@ -364,10 +364,10 @@ func (st *gapStats) counts(c GapCounts) {
 	st.Resets += c.Resets
 }
 
-// TestGapModel compares the buffer with the obvious model of gap mode on random WALs, with changes of
-// settings and of the mode among them, and goes on from the checkpoints that either makes (from every one of
-// every eighth WAL): what comes then must be what came without the cut.
-func TestGapModel(t *testing.T) {
+// TestTheBufferIsTheModelOfGapMode compares the buffer with the obvious model of gap mode on random WALs,
+// with changes of settings and of the mode among them, and goes on from the checkpoints that either makes
+// (from every one of every eighth WAL): what comes then must be what came without the cut.
+func TestTheBufferIsTheModelOfGapMode(t *testing.T) {
 	t.Parallel()
 	n := *trials
 	if tier.Long() {

@@ -12,9 +12,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestSequence puts keys in with every amount of disorder, so that they go through the run and the heap, and
-// takes some out between.
-func TestSequence(t *testing.T) {
+// TestKeysComeOutInOrderWhateverTheirDisorder puts keys in with every amount of disorder, so that they go
+// through the run and the heap, and takes some out between.
+func TestKeysComeOutInOrderWhateverTheirDisorder(t *testing.T) {
 	t.Parallel()
 	heaped := 0
 	n := *trials / 15
@@ -63,8 +63,9 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// TestIndex lets sequences come and go, with hashes that collide, and looks for those that should be there.
-func TestIndex(t *testing.T) {
+// TestSequencesAreFoundWhereHashesCollide lets sequences come and go, with hashes that collide, and looks for
+// those that should be there.
+func TestSequencesAreFoundWhereHashesCollide(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 3))
 	var x index
@@ -115,7 +116,7 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-func TestLate(t *testing.T) {
+func TestLateEventsAreCountedByActor(t *testing.T) {
 	t.Parallel()
 	long := make([]byte, 200)
 	for i := range long {

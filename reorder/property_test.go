@@ -360,9 +360,10 @@ func (st *stats) count(w *closed) {
 	}
 }
 
-// TestModel compares the buffer with the obvious model on random WALs, and goes on from the places that
-// either makes (from every one of every eighth WAL): what comes then must be what came without the cut.
-func TestModel(t *testing.T) {
+// TestTheBufferIsTheModelOfHorizonMode compares the buffer with the obvious model on random WALs, and goes on
+// from the places that either makes (from every one of every eighth WAL): what comes then must be what came
+// without the cut.
+func TestTheBufferIsTheModelOfHorizonMode(t *testing.T) {
 	t.Parallel()
 	n := *trials
 	if tier.Long() {

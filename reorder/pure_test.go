@@ -19,9 +19,9 @@ const module = "github.com/outflowhq/outflow/"
 // vocabulary prints and parses, so it reaches os and time by way of fmt and encoding/json.
 var vocabulary = []string{module + "outbox", module + "internal/relay"}
 
-// TestPure: the order depends on nothing but what is read. The package starts nothing, reads no clock, has no
-// map, and reaches no network, context, file or outside library by itself.
-func TestPure(t *testing.T) {
+// TestTheOrderDependsOnTheInputAlone: the order depends on nothing but what is read. The package starts
+// nothing, reads no clock, has no map, and reaches no network, context, file or outside library by itself.
+func TestTheOrderDependsOnTheInputAlone(t *testing.T) {
 	t.Parallel()
 	files := list(t, "-f", "{{range .GoFiles}}{{.}}\n{{end}}", ".")
 	if len(files) < 10 {

@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// TestScripts runs the files in testdata. Each is a list of inputs, and what the buffer says to each stands
-// below it, behind ">".
+// TestEachScriptEndsAsItSays runs the files in testdata. Each is a list of inputs, and what the buffer says
+// to each stands below it, behind ">".
 //
 //	settings horizon=20ms sort=seq_key max_events=100 max_bytes=1000000  in force at the start
 //	max_taken 2 | unkeyed                                                   further configuration
@@ -29,7 +29,7 @@ import (
 //
 // In gap mode settings begin with mode=gap, and an event is doc/actor/counter, doc/actor/counter+span, or
 // doc/actor/- without a counter.
-func TestScripts(t *testing.T) {
+func TestEachScriptEndsAsItSays(t *testing.T) {
 	t.Parallel()
 	script.Run(t, 6, func(_ *testing.T, out *script.Script) script.Do { return (&scripted{Script: out}).do })
 }

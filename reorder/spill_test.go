@@ -36,8 +36,9 @@ func edit(r *rand.Rand, i int) relay.Event {
 	return e
 }
 
-// TestHugeTransaction puts a transaction in order that is many times as large as the memory for it.
-func TestHugeTransaction(t *testing.T) {
+// TestAHugeTransactionIsSortedOnDisk puts a transaction in order that is many times as large as the memory
+// for it.
+func TestAHugeTransactionIsSortedOnDisk(t *testing.T) {
 	t.Parallel()
 	const limit = 4 << 20
 	for _, c := range []struct {
@@ -182,9 +183,9 @@ func (f watchedFile) Close() error {
 	return f.ScratchFile.Close()
 }
 
-// TestScratchFails lets the disk fill up, or reading fail, at every point there is: the error comes out,
-// stays, and Discard leaves no file. Nothing wrong is handed out on the way.
-func TestScratchFails(t *testing.T) {
+// TestAFailureOfTheDiskHandsOutNothingWrong lets the disk fill up, or reading fail, at every point there is:
+// the error comes out, stays, and Discard leaves no file. Nothing wrong is handed out on the way.
+func TestAFailureOfTheDiskHandsOutNothingWrong(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
 	for seed := range uint64(60) {
@@ -294,9 +295,9 @@ func TestEveryDiskErrorStops(t *testing.T) {
 	}
 }
 
-// TestFailureStays: a window that could not be read once is not read on, also where the disk is well again:
-// an event would be missing.
-func TestFailureStays(t *testing.T) {
+// TestAWindowThatFailedOnceIsNotReadOn: a window that could not be read once is not read on, also where the
+// disk is well again: an event would be missing.
+func TestAWindowThatFailedOnceIsNotReadOn(t *testing.T) {
 	t.Parallel()
 	const events = 4000
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {
@@ -329,8 +330,8 @@ func TestFailureStays(t *testing.T) {
 	}
 }
 
-// TestNoScratch says what is missing.
-func TestNoScratch(t *testing.T) {
+// TestWithoutScratchALargeTransactionIsAnError says what is missing.
+func TestWithoutScratchALargeTransactionIsAnError(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Settings: relay.Settings{MaxEvents: 10, MaxBytes: 1}})
 	var err error
@@ -342,9 +343,9 @@ func TestNoScratch(t *testing.T) {
 	}
 }
 
-// TestDiscardedCommits reads transactions at or below the start: they leave nothing, neither in memory nor on
-// disk.
-func TestDiscardedCommits(t *testing.T) {
+// TestTransactionsBelowTheStartLeaveNothing reads transactions at or below the start: they leave nothing,
+// neither in memory nor on disk.
+func TestTransactionsBelowTheStartLeaveNothing(t *testing.T) {
 	t.Parallel()
 	files := &memScratch{failAfter: -1}
 	b := New(Config{Start: 0x1000, Settings: relay.Settings{Horizon: time.Hour, MaxEvents: 1000,
@@ -369,8 +370,8 @@ func TestDiscardedCommits(t *testing.T) {
 	}
 }
 
-// TestRecord writes and reads events with every value there can be.
-func TestRecord(t *testing.T) {
+// TestSpilledEventsAreReadAsTheyWereWritten writes and reads events with every value there can be.
+func TestSpilledEventsAreReadAsTheyWereWritten(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))
 	for range 2000 {
@@ -401,8 +402,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestOutOfTurn holds that misuse is noticed.
-func TestOutOfTurn(t *testing.T) {
+// TestCallsOutOfTurnAreNoticed holds that misuse is noticed.
+func TestCallsOutOfTurnAreNoticed(t *testing.T) {
 	t.Parallel()
 	at := func(i int) *relay.Event {
 		return &relay.Event{Pos: outbox.Position{Index: uint32(i)}, Doc: "note", Key: fmt.Sprint(i)}
@@ -461,8 +462,8 @@ func large(b *Buffer, n, size int) error {
 	return b.Commit(relay.Commit{LSN: 0x100, Kind: relay.Events, Events: n})
 }
 
-// TestStop asks a long sort to end: it does, before it has read much more, wherever it is.
-func TestStop(t *testing.T) {
+// TestALongSortEndsWhenAsked asks a long sort to end: it does, before it has read much more, wherever it is.
+func TestALongSortEndsWhenAsked(t *testing.T) {
 	t.Parallel()
 	const events, memory = 8000, 32 << 10
 	stopped := errors.New("stopped")
@@ -514,9 +515,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestSpillLimit holds that the files never grow beyond the limit, and that what needs more is fatal: it
-// would come again.
-func TestSpillLimit(t *testing.T) {
+// TestFilesNeverGrowBeyondTheLimit holds that the files never grow beyond the limit, and that what needs more
+// is fatal: it would come again.
+func TestFilesNeverGrowBeyondTheLimit(t *testing.T) {
 	t.Parallel()
 	const events, memory = 8000, 32 << 10
 	for _, sort := range []outbox.Sort{outbox.BySeqKey, outbox.ByCommit} {

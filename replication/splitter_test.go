@@ -88,7 +88,7 @@ func TestFramesAreCutAnywhere(t *testing.T) {
 	}
 }
 
-func TestFramesRefuseNonsense(t *testing.T) {
+func TestFramesThatCannotBeAreErrors(t *testing.T) {
 	t.Parallel()
 	for name, stream := range map[string][]byte{
 		"length 3":  {'d', 0, 0, 0, 3, 0},

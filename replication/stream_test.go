@@ -243,7 +243,7 @@ func TestOtherNoticesEndNothing(t *testing.T) {
 }
 
 // A peer that reads nothing and a consumer that reads nothing must not keep Close.
-func TestCloseUnblocksEveryone(t *testing.T) {
+func TestCloseWaitsForNobodyWhoReadsNothing(t *testing.T) {
 	t.Parallel()
 	p := newPeer(t, time.Millisecond) // the writer waits for the peer, which reads nothing
 	sent := make(chan struct{})

@@ -42,7 +42,7 @@ func userURL(s *natsserver.Server, user string) string {
 	return strings.Replace(s.URL(), "://", "://"+user+":pass@", 1)
 }
 
-func TestVersions(t *testing.T) {
+func TestOldVersionsOfNATSAreRefused(t *testing.T) {
 	t.Parallel()
 	for v, want := range map[string]bool{
 		"2.10.22": false, "2.10.23": true, "2.9.30": false, "2.11.0": true, "3.0.0": true,
@@ -55,7 +55,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-func TestOldServer(t *testing.T) {
+func TestAServerThatIsTooOldIsNamed(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
@@ -169,7 +169,7 @@ func TestConnectEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestCredentials(t *testing.T) {
+func TestCredentialsOfAllKindsLogIn(t *testing.T) {
 	t.Parallel()
 	pair, err := nkeys.CreateUser()
 	must.Succeed(t, err)
@@ -211,7 +211,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-func TestDomain(t *testing.T) {
+func TestAJetStreamDomainIsUsed(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.JetStreamDomain = "hub" }})
 	file := filepath.Join(t.TempDir(), "hub.json")
@@ -231,7 +231,7 @@ func TestDomain(t *testing.T) {
 	}
 }
 
-func TestTLS(t *testing.T) {
+func TestTLSIsVerifiedByTheGivenFiles(t *testing.T) {
 	t.Parallel()
 	ca, _, cert := certificate(t)
 	s := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) {

@@ -68,7 +68,7 @@ func TestLastMessageAsksAtOnceWhenNothingIsOutstanding(t *testing.T) {
 	}
 }
 
-func TestLastMessageWaits(t *testing.T) {
+func TestTheLastMessageWaitsForWhatIsOutstanding(t *testing.T) {
 	t.Parallel()
 	at := func(d time.Duration) time.Time { return time.Unix(1000, 0).Add(d) }
 	outstanding := func(t *testing.T) (*Publisher, *recorder, func(uint64)) {
@@ -124,7 +124,7 @@ func TestLastMessageWaits(t *testing.T) {
 	})
 }
 
-func TestSparseReplies(t *testing.T) {
+func TestOneReplyIsAskedForManyMessages(t *testing.T) {
 	t.Parallel()
 	p, r, _ := offline(t)
 	for range 1000 {
@@ -209,7 +209,7 @@ func TestLargeMessageGoesAlone(t *testing.T) {
 	}
 }
 
-func TestAckTimeout(t *testing.T) {
+func TestAnAcknowledgementThatIsOverdueIsNoticed(t *testing.T) {
 	t.Parallel()
 	at := func(s float64) time.Time { return time.Unix(1000, 0).Add(time.Duration(s * float64(time.Second))) }
 	p, _, ack := offline(t)
@@ -301,7 +301,7 @@ func TestPoisonLeavesThePublisherAsItWas(t *testing.T) {
 }
 
 // The limits are what they are said to be, to the byte.
-func TestInFlightLimits(t *testing.T) {
+func TestTheLimitsInFlightHoldToTheByte(t *testing.T) {
 	t.Parallel()
 	f := inflight{sinceReply: ackEveryBytes - 10}
 	if f.needsReply(9) || !f.needsReply(10) {

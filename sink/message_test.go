@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
-func TestMessageBytes(t *testing.T) {
+func TestAMessageHasTheseBytes(t *testing.T) {
 	t.Parallel()
 	enc := testEncoder(t, Config{MsgID: true, Headers: []MappedHeader{{"traceparent", "trace"},
 		{"Event-Type", "type"}}})
@@ -40,7 +40,7 @@ func TestMessageBytes(t *testing.T) {
 	}
 }
 
-func TestSubjects(t *testing.T) {
+func TestASubjectIsMadeOfTheDocument(t *testing.T) {
 	t.Parallel()
 	for doc, want := range map[string]string{
 		"6f9619ff-8b86-d011-b42d-00cf4fc964ff": "outbox.6f9619ff-8b86-d011-b42d-00cf4fc964ff",
@@ -168,7 +168,7 @@ func size(e *relay.Event, n int) {
 	e.Payload, e.PayloadSize = make([]byte, n), n
 }
 
-func TestDeadLetterBytes(t *testing.T) {
+func TestADeadLetterHasTheseBytes(t *testing.T) {
 	t.Parallel()
 	enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: 2048})
 	g := event(3, "doc 1", nil)
@@ -215,7 +215,7 @@ func TestGapModesCounterStandsInEventsAndDeadLetters(t *testing.T) {
 	}
 }
 
-func TestDeadLetterFits(t *testing.T) {
+func TestADeadLetterFitsIntoAnyLimit(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x01", 5000)
 	for limit := MinMaxPayload; limit < 8<<10; limit += 37 {

@@ -15,7 +15,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestPublishes(t *testing.T) {
+func TestWhatIsPublishedIsInTheStreamInOrder(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c := door(t, config(s.URL()))
@@ -33,7 +33,7 @@ func TestPublishes(t *testing.T) {
 }
 
 // Going on from what is there: the first message of the next session expects the last of this one.
-func TestGoesOn(t *testing.T) {
+func TestASessionGoesOnBehindTheLastMessage(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	all := edits(t, 200)
@@ -74,7 +74,7 @@ func TestNothingIsStoredBehindALostMessage(t *testing.T) {
 
 // A stranger's message takes the place of one of ours, and the next one of ours would be stored behind it:
 // the session must end with a gap that needs no second reading.
-func TestForeignMessage(t *testing.T) {
+func TestAStrangersMessageEndsTheSession(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c, _ := watched(t, config(s.URL()))
@@ -105,7 +105,7 @@ func TestForeignMessage(t *testing.T) {
 }
 
 // Two that publish the same, as two owners of one slot would: each message is there once, in order.
-func TestTwoPublishers(t *testing.T) {
+func TestTwoPublishersOfTheSameStoreItOnce(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	all := edits(t, 4000)
@@ -159,7 +159,7 @@ func TestPausedServerIsUnknown(t *testing.T) {
 	same(t, got, all[:len(got)])
 }
 
-func TestKilledServer(t *testing.T) {
+func TestAKilledServerLosesNoAcknowledgedMessage(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t)
 	c := door(t, config(s.URL()))
@@ -219,7 +219,7 @@ func TestPublisherWithoutAStream(t *testing.T) {
 	wantFault(t, publish(t.Context(), c.Publisher(0), edits(t, 1)), outbox.Fatal, "stream_missing")
 }
 
-func TestPermissions(t *testing.T) {
+func TestAMissingPermissionIsNamed(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t, natsserver.Options{Tune: limitedUser("_INBOX.>", "$JS.API.>")})
 	door(t, config(userURL(s, "all")))

@@ -95,7 +95,7 @@ func publishOn(t *testing.T, p *Publisher, all []given, next func(*Publisher) *P
 
 // A server that is killed and started again, and one whose connection is cut, in the middle: what is
 // published goes on behind what is there, and the stream is what was published.
-func TestResume(t *testing.T) {
+func TestAPublisherGoesOnBehindWhatIsThere(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t)
 	cfg := config(s.URL())
@@ -242,7 +242,7 @@ func TestResumeKnowsWhatWasAcknowledged(t *testing.T) {
 	}
 }
 
-func TestResumeRefuses(t *testing.T) {
+func TestResumeRefusesWhatIsNotItsOwn(t *testing.T) {
 	t.Parallel()
 	url := natstest.Server(t).URL()
 	cfg := config(url)
@@ -278,7 +278,7 @@ func TestResumeRefuses(t *testing.T) {
 
 // What was sent in batches is sent again in batches: one by one, a server that syncs each message would take
 // as long for them as an acknowledgement is waited for.
-func TestResumeInBatches(t *testing.T) {
+func TestWhatWasSentInBatchesIsSentAgainInBatches(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t, natsserver.Options{SyncAlways: true})
 	cfg := batched(s.URL())
@@ -310,7 +310,7 @@ func TestResumeInBatches(t *testing.T) {
 
 // Batches go on where they went before, and may: not on a server that is fast, and not once they were
 // refused.
-func TestResumeWithoutBatches(t *testing.T) {
+func TestBatchesGoOnOnlyWhereTheyMay(t *testing.T) {
 	t.Parallel()
 	cfg := batched(natstest.Server(t).URL())
 	cfg.Stream = "WITHOUT"

@@ -212,7 +212,7 @@ func TestStateWithLeastPrivilege(t *testing.T) {
 	wantFault(t, connect(t, cfg).EnsureStream(t.Context(), stream.Options{}), outbox.Fatal, "nats_permission")
 }
 
-func TestReplicatedStream(t *testing.T) {
+func TestWithoutAQuorumAReplicatedStreamHasNoState(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short leaves out what needs three servers")
 	}

@@ -37,7 +37,7 @@ func intrude(t *testing.T, c *Conn, url string) {
 
 // Of the messages behind a sequence those are read that can have been in flight together: as many as that, as
 // many bytes as that. Those that were deleted are left out.
-func TestStored(t *testing.T) {
+func TestWhatMayHaveBeenInFlightIsRead(t *testing.T) {
 	t.Parallel()
 	url := natstest.Server(t).URL()
 	cfg := config(url)

@@ -19,7 +19,7 @@ import (
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
-func TestEnsureStream(t *testing.T) {
+func TestAStreamIsMadeOrChecked(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c := connect(t, config(s.URL()))
@@ -153,7 +153,7 @@ func TestLargestMessageIsTaken(t *testing.T) {
 }
 
 // A new ingress changes nothing but the subjects, and who knows the old one publishes to nobody.
-func TestRenewIngress(t *testing.T) {
+func TestANewIngressShutsTheOldPublisherOut(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
 	c := door(t, config(s.URL()))

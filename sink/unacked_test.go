@@ -10,7 +10,7 @@ import (
 )
 
 // A message is held from when it was added until a later one is acknowledged.
-func TestUnacked(t *testing.T) {
+func TestAMessageIsHeldUntilALaterOneIsAcknowledged(t *testing.T) {
 	t.Parallel()
 	rnd := rand.New(rand.NewPCG(1, 2))
 	const start = 4711
@@ -64,7 +64,7 @@ func TestUnacked(t *testing.T) {
 
 // Adding costs no allocation. Once everything is acknowledged next to nothing is held, also after large
 // messages.
-func TestUnackedIsBounded(t *testing.T) {
+func TestHoldingMessagesAllocatesNothing(t *testing.T) {
 	k := newUnacked(0)
 	seq := uint64(0)
 	m := message{subject: make([]byte, 50), header: make([]byte, 200), data: make([]byte, 250)}

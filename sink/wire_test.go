@@ -101,7 +101,7 @@ func TestFramesWriteErrorEndsTheSession(t *testing.T) {
 }
 
 // A write of nats.go's and one of ours never mix, and a failed one closes the connection.
-func TestWire(t *testing.T) {
+func TestWritesToTheConnectionNeverMix(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
 	w := &lockedConn{Conn: ours, raw: ours}
@@ -141,7 +141,7 @@ func TestScrubHidesNoWords(t *testing.T) {
 	}
 }
 
-func TestScrub(t *testing.T) {
+func TestNoErrorOfNATSShowsASecret(t *testing.T) {
 	t.Parallel()
 	cfg := Config{URL: "nats://tok3n@a:1,nats://me:pa%20ss@b:2", Password: "hush", Token: "quiet"}
 	cause := errors.New(`parse "nats://x:y z@h": bad; tok3n me:pa%20ss pa ss hush quiet; ws://q@r`)

@@ -68,7 +68,7 @@ func op(actor string, counter int, word string) string {
 	return string(b)
 }
 
-func TestOperations(t *testing.T) {
+func TestTheServiceTakesAndListsOperations(t *testing.T) {
 	t.Parallel()
 	service, pool := newService(t)
 	ops := service + "/docs/note/ops"
@@ -122,9 +122,9 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestManyWriters: whoever writes at the same time, versions have no gap, and the outbox has them in their
-// order.
-func TestManyWriters(t *testing.T) {
+// TestManyWritersLeaveNoGapInTheVersions: whoever writes at the same time, versions have no gap, and the
+// outbox has them in their order.
+func TestManyWritersLeaveNoGapInTheVersions(t *testing.T) {
 	t.Parallel()
 	service, pool := newService(t)
 	const writers, each = 6, 15
@@ -158,7 +158,7 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
-func TestEditsAndPrices(t *testing.T) {
+func TestEditsAreAppliedAndPricedByCharacter(t *testing.T) {
 	t.Parallel()
 	text := apply([]rune("añb🙂c"), []Edit{{Pos: 3, Del: 1, Ins: "::"}, {Pos: 0, Del: 1},
 		{Pos: 99, Del: 5, Ins: "!"}, {Pos: 4, Del: 99}})

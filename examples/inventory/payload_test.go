@@ -8,7 +8,7 @@ import (
 
 // What an old event becomes is pinned: testdata/1.json is a payload of version 1, testdata/1.golden what the
 // handler sees of it.
-func TestOldPayloads(t *testing.T) {
+func TestOldPayloadsBecomeWhatIsPinned(t *testing.T) {
 	t.Parallel()
 	consumertest.Golden(t, payloads, "testdata")
 }

@@ -17,9 +17,9 @@ var schema string
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// TestReserve crashes the consumer at every point of every event, and compares what is left with a run that
-// nothing disturbed.
-func TestReserve(t *testing.T) {
+// TestEachCrashLeavesTheSameReservations crashes the consumer at every point of every event, and compares
+// what is left with a run that nothing disturbed.
+func TestEachCrashLeavesTheSameReservations(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("-short leaves out the slow tests")

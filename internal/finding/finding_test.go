@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestEntriesAreComplete: no two findings have a code or a title in common, and each says the way out.
-func TestEntriesAreComplete(t *testing.T) {
+// TestEachFindingIsCompleteAndUnique: no two findings have a code or a title in common, and each says the way
+// out.
+func TestEachFindingIsCompleteAndUnique(t *testing.T) {
 	t.Parallel()
 	titles, codes := map[string]string{}, map[string]bool{}
 	for _, f := range All() {

@@ -8,7 +8,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestHistory(t *testing.T) {
+func TestAHistoryKnowsTheTimelineOfAnLSN(t *testing.T) {
 	t.Parallel()
 	h := History{Timeline: 4, Switches: []Switch{{1, 100}, {3, 200}}}
 	for lsn, want := range map[outbox.LSN]uint32{1: 1, 100: 1, 101: 3, 200: 3, 201: 4} {
@@ -27,7 +27,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-func TestCheckpointSame(t *testing.T) {
+func TestCheckpointsAreTheSameWhateverTheirTimeline(t *testing.T) {
 	t.Parallel()
 	p := Checkpoint{Due: 1, Seq: 2, PublishedAhead: []outbox.Position{{LSN: 1, Index: 1}}, Timeline: 1}
 	if !p.Same(Checkpoint{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Checkpoint{Due: 2, Seq: 2}) ||

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestNulls(t *testing.T) {
+func TestAnEventKnowsWhichValuesAreNull(t *testing.T) {
 	t.Parallel()
 	e := Event{Extra: make([]string, MaxExtra)}
 	e.SetExtraNull(0)
@@ -19,7 +19,7 @@ func TestNulls(t *testing.T) {
 	}
 }
 
-func TestEventSize(t *testing.T) {
+func TestTheSizeOfAnEventCountsWhatIsKept(t *testing.T) {
 	t.Parallel()
 	e := Event{Doc: "12", Actor: "345", Key: "6789", ID: "not counted", PayloadSize: 10,
 		Extra: []string{"not counted"}}

@@ -13,7 +13,7 @@ var defaults = Settings{DefaultHorizon, outbox.BySeqKey, DefaultMaxEvents, Defau
 
 const content = "v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=67108864"
 
-func TestSettingsMessage(t *testing.T) {
+func TestSettingsAreWrittenAndReadAsAMessage(t *testing.T) {
 	t.Parallel()
 	if got := defaults.Content("outflow"); got != content {
 		t.Errorf("got %s", got)
@@ -116,7 +116,7 @@ func FuzzSettings(f *testing.F) {
 	})
 }
 
-func TestSettingsJSON(t *testing.T) {
+func TestSettingsAreWrittenAndReadAsJSON(t *testing.T) {
 	t.Parallel()
 	b, err := json.Marshal(defaults)
 	if want := `{"horizon":"20ms","sort":"seq_key","max_events":65536,"max_bytes":67108864}`; err != nil ||

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestShard(t *testing.T) {
+func TestAShardIsParsedOrRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]Shard{"": {}, "0/1": {0, 1}, "3/4": {3, 4}, "63/64": {63, 64}} {
 		if got, err := ParseShard(text); err != nil || got != want || got.String() != text {

@@ -42,7 +42,7 @@ func TestWhatIsNotValidIsRefused(t *testing.T) {
 	}
 }
 
-func TestReadingAllocatesNothing(t *testing.T) {
+func TestReadingATraceparentAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { Parse(valid) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestSetupIsIdempotent(t *testing.T) {
+func TestSetupMayBeRunAgain(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
 		t.Parallel()

@@ -82,7 +82,7 @@ func outflow(t *testing.T, environ []string, args ...string) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-func TestVersionIsPrinted(t *testing.T) {
+func TestTheVersionIsPrintedOnOneLine(t *testing.T) {
 	t.Parallel()
 	want := regexp.MustCompile(`^outflow \S+( commit \S+)? go\S+ \w+/\w+\n$`)
 	for _, arg := range []string{"version", "--version"} {

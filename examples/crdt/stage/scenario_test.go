@@ -6,10 +6,11 @@ import (
 	"testing"
 )
 
-// TestRebuiltIsLive: service, Outflow, consumers, NATS and PostgreSQL are killed and redeployed while people
-// write. Afterwards the projections hold exactly what was written, and rebuilt from nothing they are the
-// same, byte for byte. Those behind the polling relays, to which the same has happened, are not.
-func TestRebuiltIsLive(t *testing.T) {
+// TestARebuiltProjectionIsTheLiveOne: service, Outflow, consumers, NATS and PostgreSQL are killed and
+// redeployed while people write. Afterwards the projections hold exactly what was written, and rebuilt from
+// nothing they are the same, byte for byte. Those behind the polling relays, to which the same has happened,
+// are not.
+func TestARebuiltProjectionIsTheLiveOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "", "")
 	v, typists, err := w.scenario(t.Context(), t.Output())

@@ -12,8 +12,8 @@ import (
 	"github.com/outflowhq/outflow/examples/internal/browser"
 )
 
-// TestScreenshots takes the pictures of README.md: OUTFLOW_SCREENSHOTS names the folder.
-func TestScreenshots(t *testing.T) {
+// TestTheReadmesPicturesAreTaken takes the pictures of README.md: OUTFLOW_SCREENSHOTS names the folder.
+func TestTheReadmesPicturesAreTaken(t *testing.T) {
 	dir := os.Getenv("OUTFLOW_SCREENSHOTS")
 	if dir == "" {
 		t.Skip("takes pictures into the folder that OUTFLOW_SCREENSHOTS names")

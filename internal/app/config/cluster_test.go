@@ -9,7 +9,7 @@ import (
 )
 
 // A cluster publishes its own rows alone, also where an older record says otherwise.
-func TestACluster(t *testing.T) {
+func TestAClusterPublishesItsOwnRowsAlone(t *testing.T) {
 	t.Parallel()
 	c, err := Load(nil, []string{"CLUSTER_ID=2", "CLUSTERS_COUNT=3", "MAXIMUM_DELAY=10s"})
 	if err != nil {

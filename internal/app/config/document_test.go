@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/configuration.md")
 
-func TestDocument(t *testing.T) {
+func TestTheDocumentIsMadeFromTheSettings(t *testing.T) {
 	const name = "../../../docs/configuration.md"
 	want := Document()
 	if *update {
@@ -32,7 +32,7 @@ func TestDocument(t *testing.T) {
 }
 
 // The table itself: every row is complete, and its default is what it says that it accepts.
-func TestSettings(t *testing.T) {
+func TestEverySettingIsComplete(t *testing.T) {
 	t.Parallel()
 	envs := map[string]string{}
 	for i := range settings {

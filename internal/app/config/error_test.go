@@ -8,7 +8,7 @@ import (
 )
 
 // Impossible values: each one's message names the setting, its value, where it came from and what to give.
-func TestImpossible(t *testing.T) {
+func TestAnImpossibleValueIsNamedWithItsWayOut(t *testing.T) {
 	t.Parallel()
 	for path, values := range map[string][]string{
 		"postgres.url":    {"mysql://db", "db.example.com", "postgres://\x00"},
@@ -75,7 +75,7 @@ func TestImpossible(t *testing.T) {
 	}
 }
 
-func TestPossible(t *testing.T) {
+func TestPossibleValuesAreAccepted(t *testing.T) {
 	t.Parallel()
 	for path, values := range map[string][]string{
 		"postgres.url": {"", "postgres://u:p@h/db", "postgresql:///db", "host=/run dbname=x",
@@ -109,7 +109,7 @@ func TestPossible(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
+func TestSizesAreReadWithTheirUnits(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int64{
 		"0": 0, "1": 1, "64MiB": 64 << 20, "1mib": 1 << 20, "1GB": 1e9, "1KB": 1000, "1kib": 1024, "7B": 7,
@@ -127,7 +127,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-func TestLogins(t *testing.T) {
+func TestMoreThanOneWayToLogInIsRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"{user: u, password: p}":                   "",
@@ -156,7 +156,7 @@ func TestLogins(t *testing.T) {
 }
 
 // What is wrong with the form of a file: the message has the line, the key and the nearest that there is.
-func TestFileErrors(t *testing.T) {
+func TestAnErrorOfAFileNamesLineAndKey(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ text, want string }{
 		{"stream: A\nreorder:\n  horizn: 20ms\n",
@@ -203,7 +203,7 @@ func TestFileErrors(t *testing.T) {
 }
 
 // A file of comments, or of sections without settings, says nothing.
-func TestEmptyFiles(t *testing.T) {
+func TestAFileOfCommentsSaysNothing(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "\n", "# nothing\n", "nats:\n", "nats:\n  # url: x\nslot: a\n", "---\n",
 		"{}", "nats: {}"} {
@@ -213,7 +213,7 @@ func TestEmptyFiles(t *testing.T) {
 	}
 }
 
-func TestUnknownEnvironment(t *testing.T) {
+func TestAnUnknownVariableIsToldItsNearest(t *testing.T) {
 	t.Parallel()
 	for name, near := range map[string]string{
 		"OUTFLOW_REORDER_HORIZN": "OUTFLOW_REORDER_HORIZON",
@@ -248,7 +248,7 @@ func TestUnknownEnvironment(t *testing.T) {
 }
 
 // All problems of all sources come at once.
-func TestAllProblems(t *testing.T) {
+func TestAllProblemsComeAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := Load(Args{"config": write(t, "streem: A\nslot: B-C\n"), "init.replicas": "7"},
 		[]string{"OUTFLOW_REORDER_SORT=up", "OUTFLOW_FOO=1"})

@@ -34,7 +34,7 @@ func loadText(t *testing.T, text string, environ ...string) (Config, error) {
 	return Load(Args{"config": write(t, text)}, environ)
 }
 
-func TestDefaults(t *testing.T) {
+func TestWithoutSourcesTheDefaultsHold(t *testing.T) {
 	t.Parallel()
 	c, err := Load(nil, nil)
 	if err != nil {
@@ -76,7 +76,7 @@ func TestDefaults(t *testing.T) {
 }
 
 // Each source alone, and with all weaker ones beside it.
-func TestPrecedence(t *testing.T) {
+func TestTheStrongerSourceWins(t *testing.T) {
 	t.Parallel()
 	file := "reorder: {horizon: 2ms}\npostgres: {url: postgres://file}\n"
 	for _, tt := range []struct {
@@ -138,7 +138,7 @@ func TestConfigFlagBeforeEnvironment(t *testing.T) {
 	}
 }
 
-func TestCompletion(t *testing.T) {
+func TestCompletionKnowsTheSettings(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, text string
@@ -199,7 +199,7 @@ func TestColumnsTellDefaultsFromNames(t *testing.T) {
 }
 
 // The same mapping is the same configuration, however it is written.
-func TestHeaders(t *testing.T) {
+func TestAMappingMayBeWrittenInAnyForm(t *testing.T) {
 	t.Parallel()
 	want := []Header{{"Event-Type", "event_type"}, {"traceparent", "trace"}}
 	text := "traceparent=trace,Event-Type=event_type"
@@ -232,7 +232,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-func TestChecks(t *testing.T) {
+func TestAChecksErrorNamesItsSetting(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		err  error
@@ -257,7 +257,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-func TestLogin(t *testing.T) {
+func TestALoginIsReadFromItsFiles(t *testing.T) {
 	t.Parallel()
 	n := NATS{PasswordFile: write(t, "p w\r\n"), Token: "tok"}
 	password, token, err := n.Login()

@@ -11,7 +11,7 @@ import (
 )
 
 // The three shapes of table work by mapping alone.
-func TestSamples(t *testing.T) {
+func TestSampleTablesWorkByMappingAlone(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		sample            string
@@ -84,7 +84,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-func TestResolveMapping(t *testing.T) {
+func TestAMappingIsResolvedAgainstTheTable(t *testing.T) {
 	t.Parallel()
 	all := []string{"id", "doc_id", "actor_id", "counter", "seq_key", "payload"}
 	for _, tt := range []struct {
@@ -145,7 +145,7 @@ func TestResolveMapping(t *testing.T) {
 	}
 }
 
-func TestMissingColumns(t *testing.T) {
+func TestMissingColumnsAreNamedWithWhatThereIs(t *testing.T) {
 	t.Parallel()
 	table := []string{"id", "topic", "message"}
 	for _, tt := range []struct {
@@ -193,7 +193,7 @@ func TestPayloadIsNoHeader(t *testing.T) {
 	}
 }
 
-func TestTooManyColumns(t *testing.T) {
+func TestTooManyColumnsAreRefused(t *testing.T) {
 	t.Parallel()
 	c, err := Load(nil, nil)
 	if err != nil {
@@ -215,7 +215,7 @@ func TestTooManyColumns(t *testing.T) {
 
 // Without a table the roles have their own names, whatever the settings call their columns, and any other
 // name is a header's.
-func TestMessageMapping(t *testing.T) {
+func TestWithoutATableTheRolesHaveTheirOwnNames(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		args     Args

@@ -8,7 +8,7 @@ import (
 
 const password = "s3cr3t"
 
-func TestRedaction(t *testing.T) {
+func TestAddressesAreShownWithoutPasswords(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"":                         "",
@@ -58,7 +58,7 @@ func TestRedaction(t *testing.T) {
 }
 
 // No way to print a configuration, nor an error about it, shows a secret.
-func TestSecretsStayHidden(t *testing.T) {
+func TestNoPrintedConfigurationShowsASecret(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string]Args{
 		"fine": {"postgres.url": "postgres://u:s3cr3t@h/db", "postgres.write_url": "host=h password=s3cr3t",
@@ -105,7 +105,7 @@ func TestYAMLOfAbsentColumns(t *testing.T) {
 }
 
 // What is printed can be read again, and means the same.
-func TestYAML(t *testing.T) {
+func TestAPrintedConfigurationIsReadAsTheSame(t *testing.T) {
 	t.Parallel()
 	c, err := loadText(t, `
 postgres: {url: "postgres://u@h/db?application_name=a:%20b"}

@@ -9,7 +9,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-//go:generate go test -run TestDocument -update
+//go:generate go test -run TestTheDocumentIsMadeFromTheSettings -update
 
 // setting is a row of the table.
 type setting struct {

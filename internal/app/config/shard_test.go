@@ -9,7 +9,7 @@ import (
 )
 
 // A shard is settled with the mapping. It divides rows: logical messages can't be divided.
-func TestShard(t *testing.T) {
+func TestAShardDividesRowsAndNoMessages(t *testing.T) {
 	t.Parallel()
 	c, err := Load(Args{"shard": "1/4"}, nil)
 	if err != nil {

@@ -303,7 +303,7 @@ func TestWithoutALineNothingIsShown(t *testing.T) {
 
 // A line that is closed in the middle of all that leaves nothing behind, and what is printed afterwards goes
 // through.
-func TestClosedIsQuiet(t *testing.T) {
+func TestAClosedLineLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	onScreen(t, func(t *testing.T, ctx context.Context, l *Line, s *screen) {
 		Count(ctx, "reading", "rows", 0)

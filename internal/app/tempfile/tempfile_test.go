@@ -58,7 +58,7 @@ func TestNamedFileLosesItsName(t *testing.T) {
 	}
 }
 
-func TestErrorNamesDirectory(t *testing.T) {
+func TestAnErrorNamesTheDirectory(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

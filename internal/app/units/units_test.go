@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestFiguresAreShort(t *testing.T) {
+func TestFiguresHaveFewDigitsAndAUnit(t *testing.T) {
 	t.Parallel()
 	for got, want := range map[string]string{
 		Size(999): "999 B", Size(1000): "1.0 KiB", Size(1023 << 10): "1.0 MiB", Size(25 << 20): "25.0 MiB",

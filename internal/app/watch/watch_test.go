@@ -250,7 +250,7 @@ func TestConsumersTakeARight(t *testing.T) {
 
 // The rate is that of some minutes, and there is none before there is a time to measure over, or across a
 // change to a server that is behind.
-func TestWALRate(t *testing.T) {
+func TestTheRateOfWALIsThatOfSomeMinutes(t *testing.T) {
 	var rate walRate
 	begun := time.Now()
 	at := func(s int, end outbox.LSN) float64 {

@@ -58,7 +58,7 @@ func Read(path string) (r Recording, err error) {
 // Write writes it to a file, a line for each series.
 func (r *Recording) Write(path string) error {
 	var b strings.Builder
-	b.WriteString("# Recorded by TestOutagesAreRecorded of internal/lab/e2e/operate.\nmarks:\n")
+	b.WriteString("# Recorded by TestOutagesAreRecordedForTheAlerts of internal/lab/e2e/operate.\nmarks:\n")
 	for _, m := range r.Marks {
 		fmt.Fprintf(&b, "- {at: %v, what: %s}\n", m.At, quoted(m.What))
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-func TestFigure(t *testing.T) {
+func TestAFigureHasMedianAndRange(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		values            []float64
@@ -54,7 +54,7 @@ func TestRatioIsTakenWithinATurn(t *testing.T) {
 	}
 }
 
-func TestPercentile(t *testing.T) {
+func TestAPercentileIsOneOfTheValues(t *testing.T) {
 	t.Parallel()
 	var d []time.Duration
 	for i := range 1000 {
@@ -70,7 +70,7 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-func TestThousands(t *testing.T) {
+func TestThousandsAreSeparatedByCommas(t *testing.T) {
 	t.Parallel()
 	for v, want := range map[float64]string{0: "0", 999.4: "999", 999.5: "1,000", 1234567: "1,234,567"} {
 		if got := thousands(v); got != want {
@@ -79,7 +79,7 @@ func TestThousands(t *testing.T) {
 	}
 }
 
-func TestPlan(t *testing.T) {
+func TestThePlanHasTheChosenCases(t *testing.T) {
 	t.Parallel()
 	o := func(change func(*Options)) *Options {
 		o := &Options{Rows: 1000, Repetitions: 1, Payload: 200}
@@ -139,7 +139,7 @@ func made() *Report {
 	return r
 }
 
-func TestTable(t *testing.T) {
+func TestTheTableIsAlignedAndHasRatios(t *testing.T) {
 	t.Parallel()
 	const want = `payload 1 KB, 100 rows a transaction, 1000 rows  events/s             / relay  itself µs  peak MB
   outflow                                           1,200  8.50 (7.00..10.00)        2.0       33
@@ -151,7 +151,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func TestJSON(t *testing.T) {
+func TestTheReportIsReadableAsJSON(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
 	must.Succeed(t, made().WriteJSON(&b))
@@ -182,7 +182,7 @@ func TestAMissingMessageIsAnError(t *testing.T) {
 	}
 }
 
-func TestNumber(t *testing.T) {
+func TestTheNumberOfAPayloadIsFound(t *testing.T) {
 	t.Parallel()
 	if n, err := number([]byte(`{"n": -1, "op": "x"}`)); n != -1 || err != nil {
 		t.Errorf("%d, %v", n, err)

@@ -24,7 +24,7 @@ const page = "# A page\n" +
 	"```sh norun\nrm -rf /\n```\n" +
 	"```\nshown\n```\n"
 
-func TestParse(t *testing.T) {
+func TestAPageIsReadAsItsBlocks(t *testing.T) {
 	t.Parallel()
 	want := []Block{
 		{Line: 2, Lang: "sh", Body: "outflow init\n", Want: "made …\n", Checked: true},
@@ -68,7 +68,7 @@ func TestASectionKeepsItsLines(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestAPageThatCannotRunIsRefused(t *testing.T) {
 	t.Parallel()
 	for page, says := range map[string]string{
 		"```sh\nls\n":                               "line 1: the block is not closed",
@@ -86,7 +86,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func TestMatch(t *testing.T) {
+func TestOutputIsComparedWithWhatThePageSays(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		want, got     string

@@ -161,7 +161,7 @@ func TestEveryPointIsCounted(t *testing.T) {
 	}
 }
 
-func TestStop(t *testing.T) {
+func TestAFailpointStopsWhereItIsTold(t *testing.T) {
 	t.Parallel()
 	w, _, l := decorated(t, "stop.snapshot.row:2")
 	set := l.Source.(*source).set
@@ -193,7 +193,7 @@ func TestAfterIsAfterSuccess(t *testing.T) {
 	}
 }
 
-func TestFullDisk(t *testing.T) {
+func TestAFullDiskFailsTheWritesItIsTold(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{"spill.full:3": "..xxxxx", "spill.full:2+3": ".xxx...",
 		"spill.full:1+1": "x......"} {
@@ -219,7 +219,7 @@ func TestFullDisk(t *testing.T) {
 }
 
 // A clock that is ahead sees what others stored as older, and what it stores itself as it is.
-func TestClock(t *testing.T) {
+func TestAClockThatIsAheadSeesOldThingsOlder(t *testing.T) {
 	t.Parallel()
 	w, _, l := decorated(t, "clock:2h")
 	now := time.Now()
@@ -241,7 +241,7 @@ func TestClock(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestAFailpointIsParsedOrRefused(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{
 		"publish", "stop.ack", "stop.clock:1h", "stop.nowhere:1", "stop.ack:1,ack:1", "publish.after",

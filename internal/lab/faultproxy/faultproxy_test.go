@@ -182,7 +182,7 @@ func TestResetIsPassedOn(t *testing.T) {
 	}
 }
 
-func TestRefuse(t *testing.T) {
+func TestARefusingProxyKeepsOldConnections(t *testing.T) {
 	t.Parallel()
 	p, connect := start(t)
 	c := connect()
@@ -327,7 +327,7 @@ func TestRateLimitsAllTogether(t *testing.T) {
 	}
 }
 
-func TestCloseEndsEverything(t *testing.T) {
+func TestAClosedProxyLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(*Proxy){
 		"mute":  func(p *Proxy) { p.Mute(ToServer, true) },
@@ -359,8 +359,8 @@ func TestCloseEndsEverything(t *testing.T) {
 	}
 }
 
-// TestServers: both servers work through a proxy, and both clients see its faults.
-func TestServers(t *testing.T) {
+// TestPostgreSQLAndNATSWorkThroughAProxy: both servers work through a proxy, and both clients see its faults.
+func TestPostgreSQLAndNATSWorkThroughAProxy(t *testing.T) {
 	t.Parallel()
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
@@ -398,7 +398,7 @@ func TestServers(t *testing.T) {
 	})
 }
 
-func TestDirectionsHaveNames(t *testing.T) {
+func TestADirectionIsPrintedByItsName(t *testing.T) {
 	t.Parallel()
 	if got := fmt.Sprint(ToServer, ToClient); got != "to server to client" {
 		t.Error(got)

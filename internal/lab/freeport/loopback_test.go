@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestPortIsFree(t *testing.T) {
+func TestAPortThatIsGivenIsFree(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		port, err := Port()
@@ -48,9 +48,9 @@ func TestPortIsFree(t *testing.T) {
 	}
 }
 
-// TestPortsDiffer: two servers that are about to start never get the same port, whichever process asks for
-// them.
-func TestPortsDiffer(t *testing.T) {
+// TestTwoServersGetDifferentPorts: two servers that are about to start never get the same port, whichever
+// process asks for them.
+func TestTwoServersGetDifferentPorts(t *testing.T) {
 	t.Parallel()
 	const processes, each = 3, block + 10
 	seen := map[int]string{}

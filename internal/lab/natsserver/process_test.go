@@ -118,7 +118,7 @@ func TestChildReturnsWithoutAnOrder(t *testing.T) {
 	Child()
 }
 
-func TestClusterOfProcesses(t *testing.T) {
+func TestAClusterOfProcessesElectsALeader(t *testing.T) {
 	t.Parallel()
 	c, err := StartCluster(t.TempDir(), 3, Options{SyncInterval: 5 * time.Second})
 	must.Succeed(t, err)

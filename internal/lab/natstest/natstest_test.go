@@ -27,7 +27,7 @@ func connect(t *testing.T, url string) jetstream.JetStream {
 	return js
 }
 
-func TestServer(t *testing.T) {
+func TestAServerOfATestHasJetStream(t *testing.T) {
 	t.Parallel()
 	s := Server(t, natsserver.Options{MaxPayload: 2 << 20})
 	js := connect(t, s.URL())
@@ -84,7 +84,7 @@ func TestProcessSurvivesWhatIsDoneToIt(t *testing.T) {
 	}
 }
 
-func TestClusterReplicates(t *testing.T) {
+func TestAClusterOfATestReplicates(t *testing.T) {
 	t.Parallel()
 	c := Cluster(t, 3)
 	js := connect(t, c.URL(0))

@@ -17,9 +17,9 @@ func after(last uint64) func(uint64, time.Time) bool {
 	return func(seq uint64, _ time.Time) bool { return seq <= last }
 }
 
-// TestTear: what the server makes of a torn stream, whether the cut is at a message (a first lost sequence
-// that 3 divides), in the middle of one, or followed by zeros.
-func TestTear(t *testing.T) {
+// TestATornStreamEndsAtTheCut: what the server makes of a torn stream, whether the cut is at a message (a
+// first lost sequence that 3 divides), in the middle of one, or followed by zeros.
+func TestATornStreamEndsAtTheCut(t *testing.T) {
 	t.Parallel()
 	const stored = 1000
 	for _, form := range []natsserver.Form{natsserver.Back, natsserver.Hole} {
@@ -64,8 +64,8 @@ func TestTear(t *testing.T) {
 	}
 }
 
-// TestTearBlocks tears a stream of several files, by time.
-func TestTearBlocks(t *testing.T) {
+// TestAStreamOfSeveralFilesIsTorn tears a stream of several files, by time.
+func TestAStreamOfSeveralFilesIsTorn(t *testing.T) {
 	t.Parallel()
 	p := Process(t)
 	js := connect(t, p.URL())
@@ -95,8 +95,8 @@ func TestTearBlocks(t *testing.T) {
 	}
 }
 
-// TestTearBucket: of a bucket the newest revisions go, and an older one is the value.
-func TestTearBucket(t *testing.T) {
+// TestATornBucketLosesItsNewestRevisions: of a bucket the newest revisions go, and an older one is the value.
+func TestATornBucketLosesItsNewestRevisions(t *testing.T) {
 	t.Parallel()
 	p := Process(t)
 	kv, err := connect(t, p.URL()).CreateKeyValue(t.Context(),

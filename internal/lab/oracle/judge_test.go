@@ -202,7 +202,7 @@ func TestJudgeFindsEachFault(t *testing.T) {
 }
 
 // The message's own sequence stands in its header.
-func TestJudgeExpectedSequence(t *testing.T) {
+func TestTheJudgeReadsTheSequenceOfTheHeader(t *testing.T) {
 	t.Parallel()
 	truth, cfg := script(t, Source{}, eight...), Config{Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}
 	c, err := newCase(truth, cfg)
@@ -217,7 +217,7 @@ func TestJudgeExpectedSequence(t *testing.T) {
 	}
 }
 
-func TestJudgeTolerates(t *testing.T) {
+func TestTheJudgeToleratesWhatRetentionRemoved(t *testing.T) {
 	t.Parallel()
 	set := Settings{0, BySeqKey, 100, 1 << 20, Gap{}}
 	truth := script(t, Source{}, eight...)
@@ -273,7 +273,7 @@ func TestJudgeTolerates(t *testing.T) {
 }
 
 // What a reset leaves without a window has to come by repair.
-func TestJudgeReset(t *testing.T) {
+func TestWhatAResetLeavesComesByRepair(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Settings: DefaultSettings, Repaired: true,
 		Resets: []Reset{{At: 0x280, Settings: &Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}}}
@@ -305,7 +305,7 @@ func TestJudgeReset(t *testing.T) {
 }
 
 // Transactions are inputs as the rules say.
-func TestInputs(t *testing.T) {
+func TestTransactionsAreInputsAsTheRulesSay(t *testing.T) {
 	t.Parallel()
 	const to = "message outflow.settings v=1 slot=%s horizon=%s sort=commit max_events=9 max_bytes=999"
 	change := func(slot, horizon string) string { return fmt.Sprintf(to, slot, horizon) }
@@ -354,7 +354,7 @@ func TestInputs(t *testing.T) {
 }
 
 // A table with columns, subject and headers of its own.
-func TestSource(t *testing.T) {
+func TestATableMayHaveItsOwnColumnsAndSubject(t *testing.T) {
 	t.Parallel()
 	s := Source{
 		Tables: []string{`public."P 1"`, "public.p2"}, Columns: Columns{ID: "no", Doc: "topic", Actor: "who",
@@ -393,7 +393,7 @@ func TestSource(t *testing.T) {
 }
 
 // Lines that can't be are errors, and a transaction that comes again after a crash counts once.
-func TestLines(t *testing.T) {
+func TestLinesThatCannotBeAreErrors(t *testing.T) {
 	t.Parallel()
 	for _, lines := range [][]string{
 		{"COMMIT (at 2026-11-21 17:40:26+00)"}, {"BEGIN", "BEGIN"}, {"BEGIN", "COMMIT"},

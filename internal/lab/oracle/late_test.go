@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// TestLate: what is late is what the WAL has behind the close of a higher one's window, if that had to be
-// closed. One actor's second event stands ahead of the first; another actor's may close its window. The
-// horizon is 20 ms.
-func TestLate(t *testing.T) {
+// TestLateIsWhatTheWALHasBehindAClosedWindow: what is late is what the WAL has behind the close of a higher
+// one's window, if that had to be closed. One actor's second event stands ahead of the first; another actor's
+// may close its window. The horizon is 20 ms.
+func TestLateIsWhatTheWALHasBehindAClosedWindow(t *testing.T) {
 	t.Parallel()
 	type commit struct {
 		lsn LSN

@@ -10,7 +10,7 @@ import (
 )
 
 // Lines as test_decoding printed them.
-func TestRow(t *testing.T) {
+func TestRowsAreReadAsTestDecodingPrintsThem(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("0123456789", 100_000)
 	for line, want := range map[string]Row{
@@ -48,7 +48,7 @@ func TestRow(t *testing.T) {
 	}
 }
 
-func TestLogical(t *testing.T) {
+func TestLogicalMessagesAreReadAsPrinted(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]logical{
 		"message: transactional: 1 prefix: outflow.tick, sz: 0 content:":   {true, "outflow.tick", ""},
@@ -76,7 +76,7 @@ func TestLogical(t *testing.T) {
 	}
 }
 
-func TestCommitTime(t *testing.T) {
+func TestCommitTimesAreReadAsPrinted(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Time{
 		"2026-11-21 17:40:26.944001+00": time.Date(2026, 11, 21, 17, 40, 26, 944001000, time.UTC),
@@ -92,7 +92,7 @@ func TestCommitTime(t *testing.T) {
 	}
 }
 
-func TestChange(t *testing.T) {
+func TestAChangeOfSettingsIsReadFromItsMessage(t *testing.T) {
 	t.Parallel()
 	const content = "v=1 slot=outflow horizon=20ms sort=seq_key max_events=65536 max_bytes=67108864"
 	if c, ok := parseChange(content); !ok || c != (change{"outflow", DefaultSettings}) {
@@ -120,7 +120,7 @@ func TestChange(t *testing.T) {
 }
 
 // The examples of docs/format.md and of the rule for long values.
-func TestTokens(t *testing.T) {
+func TestTokensAreThoseOfTheFormatPage(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{
 		"a b.*": "a=20b=2E=2A", "": "=", "=": "=3D", "né_-Z9": "n=C3=A9_-Z9",
@@ -141,7 +141,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-func TestParseHeader(t *testing.T) {
+func TestAHeaderIsReadByTheJudgesOwnParser(t *testing.T) {
 	t.Parallel()
 	const value = "v=1 lsn=1/16B3748 i=3 n=4 of=12 due=0/16B3748 thru=0/16B37F0 pull=5 tl=2 sort=c " +
 		"id=a=20b key=alice:42"
@@ -170,7 +170,7 @@ func TestParseHeader(t *testing.T) {
 }
 
 // The key that SQL would make: padded in characters, cut at the right.
-func TestRuleKey(t *testing.T) {
+func TestAKeyIsPaddedAndCutAsInSQL(t *testing.T) {
 	t.Parallel()
 	for counter, want := range map[string]string{
 		"42": "ann:00000000000000000042", "-5": "ann:000000000000000000-5",
@@ -188,7 +188,7 @@ func TestRuleKey(t *testing.T) {
 	}
 }
 
-func TestTimelines(t *testing.T) {
+func TestTimelinesAreReadFromTheHistoryFile(t *testing.T) {
 	t.Parallel()
 	at, err := timelines(3, "1\t0/3000000\tno recovery target specified\n\n2\t1/10\tx y\n")
 	must.Succeed(t, err)

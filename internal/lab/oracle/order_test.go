@@ -125,7 +125,7 @@ func (p *plain) add(in testInput) (*window, []*Event) {
 	return &window{due, in.lsn, pull, len(take), ByCommit, nil}, take
 }
 
-func TestOrder(t *testing.T) {
+func TestTheOrderIsThatOfTheObviousRule(t *testing.T) {
 	t.Parallel()
 	trials := 3000
 	if testing.Short() {

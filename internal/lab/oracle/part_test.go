@@ -4,7 +4,7 @@ import "testing"
 
 // Parts of a truth are those of the outflows that have them: together they have each event once, each with a
 // stream of its own.
-func TestOnly(t *testing.T) {
+func TestPartsOfATruthHaveEachEventOnce(t *testing.T) {
 	t.Parallel()
 	truth := script(t, Source{}, append(eight[:len(eight):len(eight)], "insert e9 other ann 3;insert e10 "+
 		"doc ann 5;message outflow.tick x")...)

@@ -61,7 +61,7 @@ func TestCheckerFindsEachFault(t *testing.T) {
 }
 
 // Streams that differ in anything have other digests.
-func TestDigest(t *testing.T) {
+func TestDifferentStreamsHaveDifferentDigests(t *testing.T) {
 	t.Parallel()
 	digestOf := func(change func(*Message)) string {
 		m := &Message{Subject: "outbox.note", Header: map[string][]string{"Outflow": {"v=1"}, "A": {"b"}},

@@ -48,7 +48,7 @@ const defaultTable = `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_rando
 
 // What a server prints is read for what it is: what was committed, once, in pieces as small as can be, with
 // the generated column.
-func TestReader(t *testing.T) {
+func TestWhatWasCommittedIsReadOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, s *pgserver.Server) {
 		t.Parallel()
@@ -134,7 +134,7 @@ func TestReader(t *testing.T) {
 }
 
 // Rows of all kinds of types are read as the table prints them, also from partitions.
-func TestReaderTypes(t *testing.T) {
+func TestRowsOfAllTypesAreReadAsPrinted(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, pgtest.Database(t, pgtest.Server(t)))
 	run(t, conn, "CREATE DOMAIN small AS text", `CREATE TYPE "odd]:type" AS ENUM ('it''s', 'b')`, `CREATE TABLE "Out box" (
@@ -191,7 +191,7 @@ func TestReaderTypes(t *testing.T) {
 	}
 }
 
-func TestWithoutTestDecoding(t *testing.T) {
+func TestAServerWithoutTestDecodingIsNamed(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, pgtest.Database(t, pgtest.Server(t)))
 	run(t, conn, "SET dynamic_library_path = '/nowhere'")

@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
-func TestParseVersion(t *testing.T) {
+func TestVersionsAreParsedAsPostgreSQLPrintsThem(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]struct {
 		major, minor int

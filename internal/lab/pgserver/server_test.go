@@ -74,7 +74,7 @@ func query(t *testing.T, url, sql string) string {
 	return value
 }
 
-func TestEachInstallationStarts(t *testing.T) {
+func TestEachInstalledMajorStartsAndStops(t *testing.T) {
 	all := Installations()
 	if len(all) == 0 {
 		_, err := Find(0)
@@ -272,7 +272,7 @@ func alive(pid int) bool {
 }
 
 // A paused server answers nobody, on old connections as on new ones, and goes on as if nothing had been.
-func TestPause(t *testing.T) {
+func TestAPausedServerAnswersNobody(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{})
 	conn, err := pgx.Connect(t.Context(), s.URL("postgres"))

@@ -41,7 +41,7 @@ func standbyOf(t *testing.T, s *Server) *Server {
 	return standby
 }
 
-func TestStandby(t *testing.T) {
+func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 	all := Installations()
 	for n, i := range all {
 		if n > 0 && n < len(all)-1 {
@@ -79,7 +79,7 @@ func TestStandby(t *testing.T) {
 	}
 }
 
-func TestBackupAndRestore(t *testing.T) {
+func TestABackupIsRestoredAsItWas(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{})
 	backup := filepath.Join(s.Dir, "backup")

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestInDatabase(t *testing.T) {
+func TestAnAddressIsGivenAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	got, err := InDatabase("postgres://me:secret@db:5433/app?sslmode=require", "other")
 	if want := "postgres://me:secret@db:5433/other?sslmode=require"; err != nil || got != want {

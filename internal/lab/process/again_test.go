@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestAgain(t *testing.T) {
+func TestACommandRunsAgainAfterATimeout(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, script string // $1 is a file that has a line of each run

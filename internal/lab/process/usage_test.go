@@ -11,7 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-func TestParseStat(t *testing.T) {
+func TestTheStatLineOfAProcessIsParsed(t *testing.T) {
 	t.Parallel()
 	line := "42 (a b) c) S 7 42 42 0 -1 4194560 9 8 7 6 150 50 3000 1000 20 0 5 0 1 2 3"
 	used, waited, parent, ok := parseStat([]byte(line))
@@ -25,7 +25,7 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
-func TestParsePeak(t *testing.T) {
+func TestThePeakOfAProcessIsParsed(t *testing.T) {
 	t.Parallel()
 	if n, ok := parsePeak([]byte("Name:\tx\nVmPeak:\t 900 kB\nVmHWM:\t   12345 kB\nVmRSS:\t 1 kB\n")); !ok ||
 		n != 12345<<10 {
@@ -36,7 +36,7 @@ func TestParsePeak(t *testing.T) {
 	}
 }
 
-func TestProcessesAreMeasured(t *testing.T) {
+func TestAProcessIsMeasuredWithItsChildren(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		tier.Missing(t, "linux", "there is no /proc")

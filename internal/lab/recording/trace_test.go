@@ -87,7 +87,7 @@ func TestReplayGivesTheFinalText(t *testing.T) {
 	}
 }
 
-func TestApplyRefusesNonsense(t *testing.T) {
+func TestEditsThatCannotBeAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, payload := range []string{``, `{}`, `[[0]]`, `[[1,0,"x"]]`, `[[0,1,""]]`, `[[-1,0,"x"]]`,
 		`[["0",0,"x"]]`} {

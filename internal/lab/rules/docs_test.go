@@ -56,9 +56,9 @@ func filesIn(t *testing.T, root string, suffixes ...string) map[string]string {
 	return all
 }
 
-// TestFiles: what lies beside the files of a checkout is not looked at, be it what a package manager has
-// fetched or another checkout.
-func TestFiles(t *testing.T) {
+// TestOnlyFilesOfTheCheckoutAreLookedAt: what lies beside the files of a checkout is not looked at, be it
+// what a package manager has fetched or another checkout.
+func TestOnlyFilesOfTheCheckoutAreLookedAt(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for _, name := range []string{"README.md", "docs/a.md", "docs/a.go", "node_modules/x/README.md",
@@ -119,9 +119,9 @@ func TestLinksOfTheDocuments(t *testing.T) {
 	}
 }
 
-// TestNamedTestsExist: a test that the documents name as the proof of something is there, in the package that
-// is named with it.
-func TestNamedTestsExist(t *testing.T) {
+// TestEachTestThatDocumentsNameExists: a test that the documents name as the proof of something is there, in
+// the package that is named with it.
+func TestEachTestThatDocumentsNameExists(t *testing.T) {
 	t.Parallel()
 	folders := map[string][]string{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)

@@ -83,7 +83,7 @@ var replication = map[string][]string{
 	"replication/tablesnapshot": {"replication/catalog", "replication/postgres", "replication/rowfilter"},
 }
 
-func TestArrowsInsideReplication(t *testing.T) {
+func TestPackagesInsideReplicationPointOneWay(t *testing.T) {
 	t.Parallel()
 	for pkg, imports := range list(t, "Imports") {
 		if !within(pkg, module+"/replication") {
@@ -183,7 +183,7 @@ func TestOpenTelemetryIsKnownToOnePackage(t *testing.T) {
 }
 
 // The pipeline declares the interfaces that it needs; what connects is wired elsewhere.
-func TestPipelineConnectsNothing(t *testing.T) {
+func TestThePipelineOpensNoConnection(t *testing.T) {
 	t.Parallel()
 	for _, path := range of(t, list(t, "Imports"), "pipeline") {
 		for _, root := range []string{
@@ -233,7 +233,7 @@ func TestTheServiceHasNoLaboratory(t *testing.T) {
 
 // Each group of internal may use the ones before it, app, lifecycle, operate, lab, and never one behind it.
 // What is on top of the tree uses none.
-func TestGroupsOfInternal(t *testing.T) {
+func TestGroupsOfInternalPointOneWay(t *testing.T) {
 	t.Parallel()
 	groups := []string{"internal/app", "internal/lifecycle", "internal/operate", "internal/lab"}
 	for pkg, imports := range list(t, "Imports") {

@@ -46,7 +46,7 @@ func TestLinesFitOnAScreen(t *testing.T) {
 
 // A goroutine that panics would end the program with Go's own exit code, which is that of a wrong option. The
 // packages that services import leave that to the service.
-func TestGoroutinesAreGuarded(t *testing.T) {
+func TestEachGoroutineReportsItsPanic(t *testing.T) {
 	t.Parallel()
 	begins := regexp.MustCompile(`(\bgo|\.Go\()\s*func\(\).*\{.*(\n.*)?`)
 	for name, source := range files(t, ".go") {

@@ -15,12 +15,12 @@ var (
 	_ = flag.Int("trials", 3, "seeds")
 )
 
-// TestSimulated is what TestEach runs in a process of its own: it prints its seeds, and fails with the one
-// that it is told.
-func TestSimulated(t *testing.T) {
+// TestOneSeedOfTheSimulation is what TestAFailedSeedIsKeptAndRunsFirst runs in a process of its own: it
+// prints its seeds, and fails with the one that it is told.
+func TestOneSeedOfTheSimulation(t *testing.T) {
 	fails, told := os.LookupEnv("SEEDS_FAIL")
 	if !told {
-		t.Skip("run by TestEach")
+		t.Skip("run by TestAFailedSeedIsKeptAndRunsFirst")
 	}
 	i := 0
 	Each(t, "seed", "trials", 3, func(seed uint64) {
@@ -34,7 +34,9 @@ func TestSimulated(t *testing.T) {
 // simulated runs it in a folder, and returns the seeds that it ran and what it printed.
 func simulated(t *testing.T, folder string, env []string, args ...string) (seeds []string, output string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], append([]string{"-test.run=^TestSimulated$", "-test.v"}, args...)...)
+	cmd := exec.Command(
+		os.Args[0],
+		append([]string{"-test.run=^TestOneSeedOfTheSimulation$", "-test.v"}, args...)...)
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), "SEEDS_FAIL=", "OUTFLOW_TEST_LONG=")
 	cmd.Env = append(cmd.Env, env...)
@@ -48,9 +50,9 @@ func simulated(t *testing.T, folder string, env []string, args ...string) (seeds
 	return seeds, string(out)
 }
 
-// TestEach: the same seeds each time, and fresh ones in the long tests, of which one that fails is kept and
-// runs first from then on.
-func TestEach(t *testing.T) {
+// TestAFailedSeedIsKeptAndRunsFirst: the same seeds each time, and fresh ones in the long tests, of which one
+// that fails is kept and runs first from then on.
+func TestAFailedSeedIsKeptAndRunsFirst(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	long := []string{"OUTFLOW_TEST_LONG=1"}
@@ -58,7 +60,10 @@ func TestEach(t *testing.T) {
 		t.Fatalf("seeds %v: %s", got, out)
 	}
 	if got, out := simulated(t, folder, []string{"SEEDS_FAIL=2"}); len(got) != 2 ||
-		!strings.Contains(out, "seed 2; again: go test -run '^TestSimulated$' -args -trials=1 -seed=2") {
+		!strings.Contains(
+			out,
+			"seed 2; again: go test -run '^TestOneSeedOfTheSimulation$' -args -trials=1 -seed=2",
+		) {
 		t.Errorf("it failed with seeds %v: %s", got, out)
 	}
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
@@ -67,11 +72,11 @@ func TestEach(t *testing.T) {
 	one, out := simulated(t, folder, long)
 	two, _ := simulated(t, folder, long)
 	if len(one) != 3 || len(two) != 3 || one[0] == two[0] ||
-		!strings.Contains(out, "seeds: TestSimulated: 3 from "+one[0]) {
+		!strings.Contains(out, "seeds: TestOneSeedOfTheSimulation: 3 from "+one[0]) {
 		t.Errorf("fresh seeds %v, then %v: %s", one, two, out)
 	}
 	failed, out := simulated(t, folder, append(long, "SEEDS_FAIL=2"))
-	kept := filepath.Join("testdata", "seeds", "TestSimulated.txt")
+	kept := filepath.Join("testdata", "seeds", "TestOneSeedOfTheSimulation.txt")
 	if len(failed) != 2 || !strings.Contains(out, "it is kept in "+kept) {
 		t.Fatalf("it failed with seeds %v: %s", failed, out)
 	}

@@ -27,7 +27,7 @@ func writing(t *testing.T, url, table string) *load {
 
 // A run in which nothing was written says nothing: it is an error, whether nobody could connect or every
 // statement was refused.
-func TestNothingWritten(t *testing.T) {
+func TestARunInWhichNothingWasWrittenIsAnError(t *testing.T) {
 	t.Parallel()
 	t.Run("no server", func(t *testing.T) {
 		t.Parallel()
@@ -58,7 +58,7 @@ func TestNothingWritten(t *testing.T) {
 }
 
 // The answer to a commit was lost: what became of it is found out, and nobody commits it any more after that.
-func TestUnknownCommit(t *testing.T) {
+func TestALostAnswerToACommitIsFoundOut(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t, pgtest.Server(t))
 	l, ctx := writing(t, url, "outbox"), t.Context()

@@ -96,7 +96,7 @@ func TestServersOfSomebodyElseAreNotHarmed(t *testing.T) {
 	}
 }
 
-func TestChoose(t *testing.T) {
+func TestFaultsAreChosenByNameAndGroup(t *testing.T) {
 	t.Parallel()
 	s := shape{victims: 2, replicas: 1, ownPostgres: true, ownNATS: true, pgLink: true, natsLink: true}
 	for list, want := range map[string][]string{
@@ -123,7 +123,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-func TestFactor(t *testing.T) {
+func TestAFactorMakesAFaultStrikeMoreOften(t *testing.T) {
 	t.Parallel()
 	count := func(list string) (tails int) {
 		for _, e := range planned(t, Options{Seed: 1, Duration: time.Hour, Every: time.Minute,
@@ -137,7 +137,7 @@ func TestFactor(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
+func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, o := range []Options{{Replicas: 2}, {Kills: -1}, {Sort: "x"}, {Mode: "x"}, {Horizon: -1},
 		{Every: -1},
@@ -183,7 +183,7 @@ func TestSpansLeaveNoGap(t *testing.T) {
 }
 
 // What lasts long is bounded: in number, in the time between two, and to runs that are long enough.
-func TestStandstillsAreBounded(t *testing.T) {
+func TestLongStandstillsAreFewAndFarBetween(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(5) {
 		last, frozen := map[string]time.Duration{}, map[int]int{}

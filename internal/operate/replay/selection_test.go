@@ -76,8 +76,9 @@ func TestALineHoldsTheDataUnchanged(t *testing.T) {
 	}
 }
 
-// TestSummariesKeepLittle: what a summary keeps of an event does not hold the memory in which the event came.
-func TestSummariesKeepLittle(t *testing.T) {
+// TestASummaryDoesNotHoldTheEventsMemory: what a summary keeps of an event does not hold the memory in which
+// the event came.
+func TestASummaryDoesNotHoldTheEventsMemory(t *testing.T) {
 	t.Parallel()
 	m := messageOf("subject", "key", nil)
 	m.Doc, m.DocOK = "doc", true

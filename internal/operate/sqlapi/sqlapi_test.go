@@ -287,8 +287,9 @@ func TestTheFunctionRefusesWhatTheProducerRefuses(t *testing.T) {
 	}
 }
 
-// TestCountersAreGapless: calls without a counter from many transactions, half of them rolled back.
-func TestCountersAreGapless(t *testing.T) {
+// TestCountersHaveNoGapAfterRollbacks: calls without a counter from many transactions, half of them rolled
+// back.
+func TestCountersHaveNoGapAfterRollbacks(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t), defaultTable)
 	d.exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d0', 'a', 7, '1'), ('d0', " +

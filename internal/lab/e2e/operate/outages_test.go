@@ -419,13 +419,13 @@ var outages = map[string]func(t *testing.T) *scene{
 	},
 }
 
-// TestOutagesAreRecorded makes outages of a pair, minutes each, and writes what Prometheus would have of them
-// for the tests of internal/lab/alerts. With -parallel 9 it takes ten minutes:
+// TestOutagesAreRecordedForTheAlerts makes outages of a pair, minutes each, and writes what Prometheus would
+// have of them for the tests of internal/lab/alerts. With -parallel 9 it takes ten minutes:
 //
-//	go test ./internal/lab/e2e/operate -run TestOutagesAreRecorded -record -parallel 9 -timeout 1h
+//	go test ./internal/lab/e2e/operate -run TestOutagesAre -record -parallel 9 -timeout 1h
 //
-// -run TestOutagesAreRecorded/calm records that one alone.
-func TestOutagesAreRecorded(t *testing.T) {
+// -run TestOutagesAreRecordedForTheAlerts/calm records that one alone.
+func TestOutagesAreRecordedForTheAlerts(t *testing.T) {
 	if !*record {
 		t.Skip("only with -record: it writes the files that the tests of internal/lab/alerts play")
 	}

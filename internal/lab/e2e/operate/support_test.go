@@ -270,7 +270,7 @@ func TestSupportDoesNotWaitForAServerThatHangs(t *testing.T) {
 	}
 }
 
-func TestSupportMasksHosts(t *testing.T) {
+func TestSupportMasksHostsWhenAsked(t *testing.T) {
 	t.Parallel()
 	o := harness.New(t, "postgres://me@zqdb.example.internal:1/app", "nats://zqbroker.example.internal:1",
 		harness.SlotName("supporthosts"))

@@ -70,9 +70,9 @@ func (p *planted) everything(o *harness.Outflow, ready bool) {
 	p.search("the log", o.Log.String())
 }
 
-// TestSecretsStaySecret plants a secret in each place where one may stand, and looks for them in all that
-// comes out: while all is well, while servers refuse them, and where the configuration itself is wrong.
-func TestSecretsStaySecret(t *testing.T) {
+// TestSecretsAppearInNoOutput plants a secret in each place where one may stand, and looks for them in all
+// that comes out: while all is well, while servers refuse them, and where the configuration itself is wrong.
+func TestSecretsAppearInNoOutput(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Server(t)
 	p := newPlanted(t, "natspw", "natstoken", "pgpw", "wrongpw", "wrongtoken")

@@ -100,10 +100,10 @@ func testTorture(t *testing.T, flags ...string) {
 	}
 }
 
-// TestOutflowSurvivesStandstills: what stands still and comes back, and an installation that leaves or is
-// away, each at least once. The schedule ends after a number of faults, not after a time: on a slow machine
-// none of them is left out.
-func TestOutflowSurvivesStandstills(t *testing.T) {
+// TestOutflowSurvivesWhatStandsStillAndComesBack: what stands still and comes back, and an installation that
+// leaves or is away, each at least once. The schedule ends after a number of faults, not after a time: on a
+// slow machine none of them is left out.
+func TestOutflowSurvivesWhatStandsStillAndComesBack(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	kinds := []string{"outflow.pause", "outflow.leave", "outflow.away", "postgres.pause", "nats.pause"}
