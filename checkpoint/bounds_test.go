@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -113,7 +114,7 @@ func TestCheckpointsAreBoundedWhereNothingIsPublished(t *testing.T) {
 	k.window(0x2000, 1)
 	k.Acked(6)
 	held := 0
-	for due := outbox.LSN(0x3000); due < 0x10_0000; due += 0x10 {
+	for due := outbox.LSN(0x3000); due < outbox.LSN(tier.Size(0x10_0000)); due += 0x10 {
 		k.marker(due)
 		if in, ok := k.SaveIn(k.now); ok && in == 0 {
 			k.store()
@@ -134,7 +135,7 @@ func TestARecordStaysBelowTheSizeOfAMessage(t *testing.T) {
 	t.Parallel()
 	const durable = 150 * time.Second
 	for _, c := range []struct{ taken, holds int }{{relay.MaxPublishedAhead, 0}, {0, relay.MaxHolds}} {
-		held, stored, listed, lag := busy(t, durable, c.taken, c.holds, 40_000)
+		held, stored, listed, lag := busy(t, durable, c.taken, c.holds, tier.Size(40_000))
 		t.Logf("at most %d places held, %d stored with %d taken events or holds, %v behind", held, stored,
 			listed, lag)
 		if listed > maxStoredAhead+4*relay.MaxPublishedAhead {

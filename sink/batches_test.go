@@ -256,10 +256,7 @@ func publishInBursts(t *testing.T, p *Publisher, all []given, rnd *rand.Rand) er
 func TestKilledServerInTheMiddleOfBatches(t *testing.T) {
 	t.Parallel()
 	s := natstest.Process(t, natsserver.Options{SyncAlways: true})
-	kills, events, most := 5, 30_000, 4000 // between two kills
-	if tier.Race && !tier.Long() {
-		events, most = 12_000, 2000
-	}
+	kills, events, most := 5, tier.Size(30_000), tier.Size(4000) // between two kills
 	all := edits(t, events)
 	cfg := batched(s.URL())
 	rnd := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 3))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -121,7 +122,7 @@ func TestAnyMixOfMessagesInBatches(t *testing.T) {
 				w.acks = w.acks[n:]
 			}
 		}
-		for stuck := 0; len(want) < 3000; {
+		for stuck := 0; len(want) < tier.Size(3000); {
 			if p.Full() {
 				if stuck++; stuck > 5 {
 					t.Fatalf("seed %d: full with %d in flight, %d held, %d acks", seed, p.window.messages(),

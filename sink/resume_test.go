@@ -102,17 +102,14 @@ func TestAPublisherGoesOnBehindWhatIsThere(t *testing.T) {
 	cfg.MsgID = true
 	door(t, cfg).Close()
 	c, _ := again(t, cfg)
-	events := 30_000
-	if tier.Race && !tier.Long() {
-		events = 15_000
-	}
+	events := tier.Size(30_000)
 	all := edits(t, events)
 	rnd := rand.New(rand.NewPCG(3, 4))
 	resumed := 0
 	next := func(p *Publisher) *Publisher { resumed++; return resume(t, cfg, p) }
 	p, clock := c.Publisher(0), newStillClock()
 	for from := 0; from < len(all); {
-		n := min(1+rnd.IntN(3000), len(all)-from)
+		n := min(1+rnd.IntN(tier.Size(3000)), len(all)-from)
 		for i := from; i < from+n; i++ {
 			for p.Full() {
 				p.Flush(clock.now())
@@ -155,10 +152,11 @@ func TestResumeBesideTheOldConnection(t *testing.T) {
 	s := natstest.Process(t)
 	cfg := config(s.URL())
 	door(t, cfg).Close()
-	all := edits(t, 40*300)
+	rounds := tier.Size(40)
+	all := edits(t, rounds*300)
 	c, _ := again(t, cfg)
 	p := c.Publisher(0)
-	for round := range 40 {
+	for round := range rounds {
 		must.Succeed(t, s.Pause())
 		for i := range 300 {
 			g := &all[300*round+i]

@@ -15,6 +15,16 @@ func Long() bool { return os.Getenv("OUTFLOW_TEST_LONG") != "" }
 // Race tells whether the race detector is on, under which simulations are ten times slower.
 const Race = race
 
+// Size is how much of a quantity, such as trials or messages, a test takes: all of it, or an eighth, and 1 at
+// least, with -short and under the race detector, where a plain run of the same package takes all. Long runs
+// always do.
+func Size(full int) int {
+	if (Race || testing.Short()) && !Long() {
+		return max(1, full/8)
+	}
+	return full
+}
+
 // OnlyLong skips a test, or a part of one, that only long runs take.
 func OnlyLong(t testing.TB, why string) {
 	t.Helper()

@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -84,7 +85,7 @@ func wantFault(t *testing.T, err error, code string, says ...string) {
 // TestMessagesComeBackAsTheyWere: any bytes, holes, headers in any number, across frames and segments.
 func TestMessagesComeBackAsTheyWere(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(20) {
+	for seed := range uint64(tier.Size(20)) {
 		rnd := rand.New(rand.NewPCG(seed, 17))
 		store, _ := folderOf(t)
 		a := load(t, store, nil)
