@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -124,9 +125,36 @@ func (c *Conn) use(prefix string) {
 	c.api, c.Stream = api, stream.New(api, c.cfg.Stream, c.cfg.Logger)
 }
 
+// maxFile is the greatest size of a file with a login or certificates, in bytes.
+const maxFile = 1 << 20
+
+// checkFiles refuses files that nats.go could wait for without an end, such as a pipe that nobody writes to: it
+// opens them without a limit of time or size, and again at each connection. What can't be found it says itself.
+func (c *Conn) checkFiles() error {
+	for _, f := range []struct{ setting, name string }{
+		{"nats.creds", c.cfg.Creds}, {"nats.nkey", c.cfg.NKey}, {"nats.context", c.cfg.Context},
+		{"nats.tls.ca", c.cfg.TLS.CA}, {"nats.tls.cert", c.cfg.TLS.Cert}, {"nats.tls.key", c.cfg.TLS.Key},
+	} {
+		info, err := os.Stat(f.name) //nolint:gosec // the operator names it
+		switch {
+		case f.name == "" || err != nil:
+		case !info.Mode().IsRegular() && !(f.setting == "nats.context" && info.IsDir()):
+			return fatal("nats_credentials", fmt.Sprintf("%s: %s is no regular file", f.setting, f.name),
+				"Name a file: it is read again at each connection.", nil)
+		case info.Size() > maxFile:
+			return fatal("nats_credentials", fmt.Sprintf("%s: %s has %d bytes, %d are allowed", f.setting, f.name,
+				info.Size(), maxFile), "Name the file that was meant.", nil)
+		}
+	}
+	return nil
+}
+
 // options builds the options of nats.go. They come behind a context's own, so those that are only defaults
 // look at what is there.
 func (c *Conn) options(ctx context.Context) ([]nats.Option, error) {
+	if err := c.checkFiles(); err != nil {
+		return nil, err
+	}
 	timeout := connectTimeout
 	if end, ok := ctx.Deadline(); ok {
 		timeout = max(min(timeout, time.Until(end)), time.Millisecond)

@@ -10,11 +10,13 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -249,6 +251,38 @@ func TestTLSIsVerifiedByTheGivenFiles(t *testing.T) {
 	all := edits(t, 3000)
 	mustPublish(t, c.Publisher(0), all)
 	same(t, readFrom(t, c.nc, "OUTBOX"), all)
+}
+
+// A pipe that nobody writes to would be waited for, a device be read without an end.
+func TestFilesThatCannotBeReadAgainAreRefused(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	must.Succeed(t, syscall.Mkfifo(pipe, 0o600))
+	large := filepath.Join(t.TempDir(), "large")
+	must.Succeed(t, os.WriteFile(large, nil, 0o600))
+	must.Succeed(t, os.Truncate(large, maxFile+1))
+	url := natstest.Server(t).URL()
+	for setting, set := range map[string]func(c *Config, file string){
+		"nats.creds":    func(c *Config, file string) { c.Creds = file },
+		"nats.nkey":     func(c *Config, file string) { c.NKey = file },
+		"nats.context":  func(c *Config, file string) { c.URL, c.Context = "", file },
+		"nats.tls.ca":   func(c *Config, file string) { c.TLS.CA = file },
+		"nats.tls.cert": func(c *Config, file string) { c.TLS.Cert = file },
+		"nats.tls.key":  func(c *Config, file string) { c.TLS.Key = file },
+	} {
+		for _, file := range []string{pipe, "/dev/zero", large} {
+			cfg := config(url)
+			set(&cfg, file)
+			c, err := Connect(t.Context(), cfg)
+			if err == nil {
+				c.Close()
+			}
+			wantFault(t, err, outbox.Fatal, "nats_credentials")
+			if text := fmt.Sprint(err); !strings.Contains(text, setting) || !strings.Contains(text, file) {
+				t.Errorf("%s = %s: %s", setting, file, text)
+			}
+		}
+	}
 }
 
 func TestTLSWithACertificateOfTheClient(t *testing.T) {
