@@ -36,6 +36,7 @@ type natsSide struct {
 	conn    *sink.Conn // nil: none is open
 	reading int        // how many this connection has had
 	noList  bool       // the user may not list consumers: not asked again over this connection
+	once    bool       // there is one reading only: it takes every part of the list
 
 	size  int             // of a part of the list of consumers; 0: partSize
 	parts []consumersPart // as each was last read
@@ -84,7 +85,8 @@ func (n *natsSide) read(ctx context.Context) error {
 	})
 	n.reading++
 	if stream.Exists && !n.noList && n.reading%listEvery == 1 {
-		n.consumers(ctx)
+		for n.consumers(ctx) && n.once && n.next > 0 {
+		}
 	}
 	return nil
 }
@@ -170,8 +172,8 @@ func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
 }
 
 // consumers lists the stream's durable consumers and the readers of package consumer, of very many a part.
-// Without that list everything else is still true, so an error is only said beside it.
-func (n *natsSide) consumers(ctx context.Context) {
+// Without that list everything else is still true, so an error is only said beside it; read is false then.
+func (n *natsSide) consumers(ctx context.Context) (read bool) {
 	var all []Consumer
 	seen := map[string]bool{} // others may come between two pages, and move one to the next
 	size, total := cmp.Or(n.size, partSize), 0
@@ -189,7 +191,7 @@ func (n *natsSide) consumers(ctx context.Context) {
 			n.noList = f != nil && f.Code == "nats_permission"
 			now := time.Now()
 			n.w.update(func(r *Reading) { r.ConsumerList.failed(err, now) })
-			return
+			return false
 		}
 		for i := range page.Consumers {
 			c := &page.Consumers[i]
@@ -213,6 +215,7 @@ func (n *natsSide) consumers(ctx context.Context) {
 		r.Consumers, r.ConsumersLeftOut = all, left
 		r.ConsumerList.fresh(now)
 	})
+	return true
 }
 
 // merge returns the consumers that are farthest behind: of those in the part that was read now, and of those

@@ -84,7 +84,7 @@ type side interface {
 // Once reads both sides, each within its time limit, and closes the connections.
 func (w *Watcher) Once(ctx context.Context) {
 	var sides sync.WaitGroup
-	for _, s := range []side{&postgresSide{w: w}, &natsSide{w: w}} {
+	for _, s := range []side{&postgresSide{w: w}, &natsSide{w: w, once: true}} {
 		sides.Go(func() {
 			defer crash.Guard()
 			defer s.close()

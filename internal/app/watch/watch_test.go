@@ -217,6 +217,11 @@ func TestTheFarthestBehindOfVeryManyConsumersAreFound(t *testing.T) {
 	if len(r.Consumers) != MaxConsumers || r.ConsumersLeftOut < (parts-1)*size+10+3-MaxConsumers {
 		t.Errorf("%d consumers, %d left out", len(r.Consumers), r.ConsumersLeftOut)
 	}
+	side = &natsSide{w: w, size: size, once: true}
+	defer side.close()
+	if got := behind(); !slices.Equal(got, all) {
+		t.Errorf("the farthest behind in the only reading: %v", got)
+	}
 	must.Succeed(t, js.DeleteConsumer(t.Context(), "OUTBOX", "z"))
 	for range parts * listEvery {
 		behind()
