@@ -128,8 +128,9 @@ func (c *Conn) use(prefix string) {
 // maxFile is the greatest size of a file with a login or certificates, in bytes.
 const maxFile = 1 << 20
 
-// checkFiles refuses files that nats.go could wait for without an end, such as a pipe that nobody writes to: it
-// opens them without a limit of time or size, and again at each connection. What can't be found it says itself.
+// checkFiles refuses files that nats.go could wait for without an end, such as a pipe that nobody writes to:
+// it opens them without a limit of time or size, and again at each connection. What can't be found it says
+// itself.
 func (c *Conn) checkFiles() error {
 	for _, f := range []struct{ setting, name string }{
 		{"nats.creds", c.cfg.Creds}, {"nats.nkey", c.cfg.NKey}, {"nats.context", c.cfg.Context},
@@ -142,8 +143,8 @@ func (c *Conn) checkFiles() error {
 			return fatal("nats_credentials", fmt.Sprintf("%s: %s is no regular file", f.setting, f.name),
 				"Name a file: it is read again at each connection.", nil)
 		case info.Size() > maxFile:
-			return fatal("nats_credentials", fmt.Sprintf("%s: %s has %d bytes, %d are allowed", f.setting, f.name,
-				info.Size(), maxFile), "Name the file that was meant.", nil)
+			return fatal("nats_credentials", fmt.Sprintf("%s: %s has %d bytes, %d are allowed", f.setting,
+				f.name, info.Size(), maxFile), "Name the file that was meant.", nil)
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -31,17 +32,17 @@ func TestACollectorOfSpansIsVerified(t *testing.T) {
 	harness.Must(t, err)
 	trusted.AppendCertsFromPEM(pem)
 
+	client := slices.Clip([]string{"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE=" + clientCert,
+		"OTEL_EXPORTER_OTLP_CLIENT_KEY=" + clientKey})
 	ns, pg := natstest.Server(t), pgtest.Server(t)
 	for _, c := range []struct {
 		name    string
 		env     []string
 		arrives bool
 	}{
-		{"client_known", []string{"OTEL_EXPORTER_OTLP_CERTIFICATE=" + ca.file,
-			"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE=" + clientCert, "OTEL_EXPORTER_OTLP_CLIENT_KEY=" + clientKey}, true},
+		{"client_known", append(client, "OTEL_EXPORTER_OTLP_CERTIFICATE="+ca.file), true},
 		{"no_client", []string{"OTEL_EXPORTER_OTLP_CERTIFICATE=" + ca.file}, false},
-		{"other_ca", []string{"OTEL_EXPORTER_OTLP_CERTIFICATE=" + other.file,
-			"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE=" + clientCert, "OTEL_EXPORTER_OTLP_CLIENT_KEY=" + clientKey}, false},
+		{"other_ca", append(client, "OTEL_EXPORTER_OTLP_CERTIFICATE="+other.file), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
