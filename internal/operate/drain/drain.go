@@ -3,7 +3,8 @@
 //
 // It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN has reached
 // that; the confirmed LSN only moves behind what is published, recorded and durable. If nothing was written
-// to the outbox meanwhile, everything is drained. If another outflow holds the slot, a later checkpoint with
+// to the outbox meanwhile, and no transaction that may have written to it is open or prepared, everything is
+// drained. If another outflow holds the slot, a later checkpoint with
 // the same sequence shows that; otherwise the slot itself does, decoded without consuming it. If something
 // was written, the next round begins.
 //
@@ -18,10 +19,12 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 const (
@@ -43,8 +46,10 @@ type Report struct {
 	// pid of the walsender of the outflow that holds the slot; absent: drain itself
 	Holder int `json:"holder,omitempty"`
 	// how many sequences have events that gap mode holds back, because a counter before them is missing
-	Holding int    `json:"sequences_held,omitempty"`
-	Problem string `json:"problem,omitempty"`
+	Holding int `json:"sequences_held,omitempty"`
+	// transactions, prepared ones among them, that may have written to the table and are not committed yet
+	Open    []string `json:"open_transactions,omitempty"`
+	Problem string   `json:"problem,omitempty"`
 }
 
 // drainer is one drain. Its fields belong to the goroutine that called Run.
@@ -52,10 +57,13 @@ type drainer struct {
 	cfg config.Config
 	log *slog.Logger
 
-	conns  *conns.Conns // nil: not open
-	own    *streamer    // nil: another outflow holds the slot
+	conns  *conns.Conns   // nil: not open
+	pg     *catalog.Setup // looks for open transactions; nil: not open
+	own    *streamer      // nil: another outflow holds the slot
 	report Report
-	quiet  outbox.LSN // where the WAL ended when the goal was reached, 0: not yet
+	nobody bool       // no transaction was open when the goal had been reached
+	looked bool       // and everything was read once more since
+	quiet  outbox.LSN // where the WAL ended after that, 0: not yet
 	shower shower
 }
 
@@ -87,7 +95,15 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) (Report, erro
 func (d *drainer) close() {
 	d.shower.task.End()
 	d.own.stop()
+	d.disconnect()
+}
+
+func (d *drainer) disconnect() {
 	d.conns.Close()
+	if d.pg != nil {
+		d.pg.Close()
+	}
+	d.conns, d.pg = nil, nil
 }
 
 // step reads everything once and reports whether everything is drained.
@@ -99,13 +115,7 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 		}
 	}()
 	if err != nil {
-		d.conns.Close()
-		d.conns = nil
-		if class := outbox.ClassOf(err); ctx.Err() == nil && class != outbox.Transient {
-			return false, err
-		}
-		d.report.Problem = err.Error()
-		return false, ctx.Err()
+		return d.unknown(ctx, err)
 	}
 	d.report.Problem = ""
 	if d.own == nil && !r.Slot.Active {
@@ -124,7 +134,45 @@ func (d *drainer) step(ctx context.Context) (done bool, err error) {
 		return false, nil // no checkpoint covers the confirmed LSN: the streamer finds out what that means
 	}
 	d.report.Published, d.report.Holding = newest.Due, len(newest.Holds)
+	if r.Slot.Confirmed >= d.report.Goal && !d.nobody {
+		if err = d.look(ctx, r); err != nil {
+			return d.unknown(ctx, err)
+		}
+	}
 	return d.finished(ctx, r, confirmed, newest)
+}
+
+// unknown closes the connections after an error, and returns it if it needs a person.
+func (d *drainer) unknown(ctx context.Context, err error) (bool, error) {
+	d.disconnect()
+	if class := outbox.ClassOf(err); ctx.Err() == nil && class != outbox.Transient {
+		return false, err
+	}
+	d.report.Problem = err.Error()
+	return false, ctx.Err()
+}
+
+// look looks for transactions whose rows may still come: they are in no WAL that a slot decodes before they
+// are committed, so nothing else shows them.
+func (d *drainer) look(ctx context.Context, r *checkpoint.Readings) error {
+	if !r.Record.Mapping.Source.Rows() {
+		d.nobody = true
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if d.pg == nil {
+		pg, err := wiring.OpenSetup(ctx, d.cfg, wiring.Setup(d.cfg))
+		if err != nil {
+			return err
+		}
+		d.pg = pg
+	}
+	open, err := d.pg.Writers(ctx, d.conns.Layout.Table.OID)
+	if err == nil {
+		d.report.Open, d.nobody = open, len(open) == 0
+	}
+	return err
 }
 
 // finished reports whether everything is drained; if events were written meanwhile it begins the next round.
@@ -135,6 +183,11 @@ func (d *drainer) finished(ctx context.Context, r *checkpoint.Readings, confirme
 		return false, nil
 	case r.Stream.LastSeq > confirmed.Seq:
 		d.beginRound(r, r.Stream.LastSeq-confirmed.Seq)
+		return false, nil
+	case !d.nobody:
+		return false, nil
+	case d.quiet == 0 && !d.looked:
+		d.looked = true // the end of the WAL is read after that: what was committed meanwhile is before it
 		return false, nil
 	case d.quiet == 0:
 		d.quiet = r.Server.WALEnd
@@ -178,7 +231,8 @@ func (d *drainer) slotIsEmpty(ctx context.Context, r *checkpoint.Readings, confi
 
 // beginRound begins a round.
 func (d *drainer) beginRound(r *checkpoint.Readings, meanwhile uint64) {
-	d.report.Goal, d.report.Meanwhile, d.quiet = r.Server.WALEnd, meanwhile, 0
+	d.report.Goal, d.report.Meanwhile = r.Server.WALEnd, meanwhile
+	d.report.Open, d.nobody, d.looked, d.quiet = nil, false, false, 0
 	d.report.Rounds++
 }
 
@@ -219,6 +273,9 @@ func (r Report) String() string {
 		r.Published, r.Confirmed, r.who())
 	if r.Holding > 0 {
 		s += "; " + r.held()
+	}
+	if len(r.Open) > 0 {
+		s += "; " + r.open()
 	}
 	if r.Problem != "" {
 		s += "; " + r.Problem

@@ -3,6 +3,7 @@ package drain
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,7 @@ const (
 	phaseHeld                    // until gap mode lets go what it holds back
 	phaseRecorded                // until a checkpoint at the goal is recorded
 	phaseDurable                 // until that checkpoint is confirmed
+	phaseOpen                    // until open transactions have ended
 	phaseLast                    // until it is certain that nothing is left
 	phaseProblem                 // until everything can be read again
 )
@@ -31,7 +33,7 @@ type shower struct {
 	durable time.Duration // sink.durable_after
 	task    *progress.Task
 	from    outbox.LSN             // where the round began
-	problem atomic.Pointer[string] // the newest
+	newest  atomic.Pointer[string] // of phaseOpen and phaseProblem: what is waited for
 }
 
 // phaseOf says what the drain waits for, and for phaseDurable until when.
@@ -42,6 +44,8 @@ func (s *shower) phaseOf(rep *Report, r *checkpoint.Readings, published outbox.L
 		return phaseProblem, until
 	case rep.Goal == 0:
 		return phaseNone, until
+	case rep.Confirmed >= rep.Goal && len(rep.Open) > 0:
+		return phaseOpen, until
 	case rep.Confirmed >= rep.Goal:
 		return phaseLast, until
 	}
@@ -65,9 +69,14 @@ func (s *shower) phaseOf(rep *Report, r *checkpoint.Readings, published outbox.L
 // what is recorded.
 func (s *shower) show(ctx context.Context, rep Report, r *checkpoint.Readings, published outbox.LSN) {
 	p, until := s.phaseOf(&rep, r, published)
-	if s.problem.Store(&rep.Problem); p == phaseNone {
+	if p == phaseNone {
 		return
 	}
+	what := rep.Problem
+	if p == phaseOpen {
+		what = rep.open()
+	}
+	s.newest.Store(&what)
 	if p == s.phase && rep.Rounds == s.said.Rounds && rep.Holder == s.said.Holder {
 		s.count(&rep, published)
 		return
@@ -78,9 +87,9 @@ func (s *shower) show(ctx context.Context, rep Report, r *checkpoint.Readings, p
 	s.phase, s.said = p, rep
 	s.task.End()
 	switch p {
-	case phaseProblem:
-		progress.Step(ctx, "%s", rep.Problem)
-		s.task = progress.Show(ctx, func(time.Time) string { return *s.problem.Load() })
+	case phaseProblem, phaseOpen:
+		progress.Step(ctx, "%s", what)
+		s.task = progress.Show(ctx, func(time.Time) string { return *s.newest.Load() })
 	case phasePublishing:
 		progress.Step(ctx, "publishing all that is committed, up to %v: %s", rep.Goal, rep.who())
 		left := outbox.Distance(min(s.from, rep.Goal), rep.Goal)
@@ -121,6 +130,12 @@ func (r *Report) who() string {
 		who += fmt.Sprintf("; %d events were written meanwhile: are the writers stopped?", r.Meanwhile)
 	}
 	return who
+}
+
+// open says which transactions are waited for.
+func (r *Report) open() string {
+	return fmt.Sprintf("what %s writes to the table may not be committed yet: it is waited for (`COMMIT PREPARED` or "+
+		"`ROLLBACK PREPARED` what is prepared)", strings.Join(r.Open, ", "))
 }
 
 // held says what gap mode holds back.
