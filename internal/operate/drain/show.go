@@ -134,8 +134,11 @@ func (r *Report) who() string {
 
 // open says which transactions are waited for.
 func (r *Report) open() string {
-	return fmt.Sprintf("what %s writes to the table may not be committed yet: it is waited for (`COMMIT PREPARED` or "+
-		"`ROLLBACK PREPARED` what is prepared)", strings.Join(r.Open, ", "))
+	return fmt.Sprintf(
+		"what %s writes to the table may not be committed yet: it is waited for (`COMMIT PREPARED` or "+
+			"`ROLLBACK PREPARED` what is prepared)",
+		strings.Join(r.Open, ", "),
+	)
 }
 
 // held says what gap mode holds back.

@@ -63,59 +63,73 @@ func (i *instance) start() {
 	}
 }
 
-// TestKilledConsumersHaveTheEffectsOfUndisturbedOnes kills the two instances of a consumer again and again,
-// or freezes one for longer than its lease, while operations flow through 8 partitions. Its effects, three
-// tables that depend on the order and the number of events, are those of a consumer that nobody disturbed.
+// TestKilledConsumersHaveTheEffectsOfUndisturbedOnes kills the instances of a consumer again and again, or
+// freezes them, some for longer than their lease, so that they wake up beside those that took over, while
+// operations flow through 16 partitions that they share. Its effects, three tables that depend on the order
+// and the number of events, are those of a consumer that nobody disturbed.
 func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	kills, ops := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_KILLS", 10), harness.EnvInt(t,
-		"OUTFLOW_TEST_CONSUMER_OPS", 3_000)
+	instances := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_INSTANCES", 3)
+	kills := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_KILLS", 9)
+	freezes := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_FREEZES", 3)
+	ops := harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_OPS", 3_000)
+	lease := time.Duration(harness.EnvInt(t, "OUTFLOW_TEST_CONSUMER_LEASE_MS", 500)) * time.Millisecond
 	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", int(time.Now().UnixNano()%1e9)))
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 7))
 
-	url, nats := pgtest.Database(t, pgtest.Server(t)), natstest.Server(t)
+	url, nats := pgtest.Database(t, pgtest.Own(t, 0, "max_connections=400")), natstest.Server(t)
 	o := harness.New(t, url, nats.URL(), "consumer_kills", "REORDER_SORT=commit")
 	o.Init()
 	o.Start()
 
-	var all []recording.Op
-	// each document's operations are dealt to 8: more documents than partitions
-	for round := 0; len(all) < ops; round++ {
-		for i, op := range harness.RecordedOps(t, ops-len(all)) {
-			op.Doc = fmt.Sprintf("%s-%d-%d", op.Doc, round, i%8)
-			all = append(all, op)
-		}
-	}
-	const pause = 400 * time.Millisecond // between two kills
-	rate := max(100, int(float64(ops)/(float64(kills)*pause.Seconds())))
+	all := dealt(t, ops)
+	const pause = 400 * time.Millisecond // between two strikes
+	rate := max(100, int(float64(ops)/(float64(kills+freezes)*pause.Seconds())))
 	began := time.Now()
 	l := harness.StartLoad(t, url, all, 4, rate, seed)
 
-	args := []string{"-database", url, "-nats", nats.URL(), "-lease", "500ms"}
+	args := []string{"-database", url, "-nats", nats.URL(), "-lease", lease.String(), "-partitions", "16"}
 	calm := newInstance(t, append(args, "-name", "calm")...)
-	victims := []*instance{newInstance(t, append(args, "-name", "victim")...),
-		newInstance(t, append(args, "-name", "victim")...)}
-	frozen := 0
-	for range kills {
-		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // when it is killed is random
-		v := victims[rnd.IntN(2)]
-		if rnd.IntN(6) == 0 { // it sleeps while the other one takes over, and wakes before it is killed
-			frozen++
-			harness.Must(t, v.p.Pause())
-			time.Sleep(time.Second)
-			harness.Must(t, v.p.Resume())
-			time.Sleep(time.Duration(rnd.Int64N(int64(pause))))
-		}
-		harness.Must(t, v.p.Kill())
-		v.start()
+	victims := make([]*instance, instances)
+	for i := range victims {
+		victims[i] = newInstance(t, append(args, "-name", "victim")...)
 	}
+	slept, killed := 0, 0 // beyond the lease; while they slept, or not
+	var asleep sync.WaitGroup
+	for kills+freezes > 0 {
+		time.Sleep(time.Duration(rnd.Int64N(int64(2 * pause)))) // when it is struck is random
+		v := victims[rnd.IntN(len(victims))]
+		if rnd.IntN(kills+freezes) < kills {
+			kills--
+			killed++
+			harness.Must(t, v.p.Kill())
+			v.start()
+			continue
+		}
+		freezes--
+		sleep := time.Duration(rnd.Int64N(int64(4 * lease)))
+		if sleep > lease {
+			slept++
+		}
+		p := v.p // it may be killed meanwhile, and another one be there
+		harness.Must(t, p.Pause())
+		asleep.Go(func() {
+			time.Sleep(sleep)
+			_ = p.Resume()
+		})
+	}
+	asleep.Wait()
 	l.Wait(t)
 	harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, len(all))
 	conn := harness.Connect(t, url)
+	var processes []*process.Process
+	for _, v := range victims {
+		processes = append(processes, v.p)
+	}
 	awaitEffects(t, conn, "calm", len(all), calm.p)
-	awaitEffects(t, conn, "victim", len(all), victims[0].p, victims[1].p)
+	awaitEffects(t, conn, "victim", len(all), processes...)
 	for table, order := range map[string]string{"state": "document", "log": "document, n",
 		"turns": "document"} {
 		want, got := dump(t, conn, "calm."+table, order), dump(t, conn, "victim."+table, order)
@@ -124,22 +138,44 @@ func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 				want)
 		}
 	}
-	var n, documents, partitions int
+	var n, documents, partitions, epoch int
 	err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM victim.log), (SELECT count(*)
-		FROM victim.state),
-		(SELECT count(*) FROM victim.outflow_mark WHERE due > '0/0')`).Scan(&n, &documents, &partitions)
+		FROM victim.state), (SELECT count(*) FROM victim.outflow_mark WHERE due > '0/0'),
+		(SELECT epoch FROM victim.outflow_consumer)`).Scan(&n, &documents, &partitions, &epoch)
 	if err != nil || n != len(all) {
 		t.Errorf("%d events had their effect, want %d (%v)", n, len(all), err)
 	}
-	t.Logf("%d kills (%d of a process that had been frozen beyond its lease), %d operations of %d "+
-		"documents through %d partitions in %v: three tables equal",
-		kills, frozen, len(all), documents, partitions, time.Since(began).Round(time.Second))
+	t.Logf(
+		"%d instances, %d kills, %d frozen beyond their lease, %d claims, %d operations of %d documents "+
+			"through %d partitions in %v: three tables equal",
+		instances,
+		killed,
+		slept,
+		epoch,
+		len(all),
+		documents,
+		partitions,
+		time.Since(began).Round(time.Second),
+	)
 	for _, i := range append(victims, calm) {
 		harness.Must(t, i.p.Signal(syscall.SIGTERM))
 		if err := i.p.Wait(); err != nil {
 			t.Errorf("the stop was not clean: %v", err)
 		}
 	}
+}
+
+// dealt returns so many recorded operations; each document's are dealt to 8, so there are more documents than
+// partitions.
+func dealt(t *testing.T, ops int) (all []recording.Op) {
+	t.Helper()
+	for round := 0; len(all) < ops; round++ {
+		for i, op := range harness.RecordedOps(t, ops-len(all)) {
+			op.Doc = fmt.Sprintf("%s-%d-%d", op.Doc, round, i%8)
+			all = append(all, op)
+		}
+	}
+	return all
 }
 
 func awaitEffects(t *testing.T, conn *pgx.Conn, name string, want int, by ...*process.Process) {

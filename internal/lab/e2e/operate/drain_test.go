@@ -128,20 +128,30 @@ func TestDrainPublishesWhatWaits(t *testing.T) {
 	o.MustBeComplete(conn, ns.URL())
 }
 
-// TestDrainWaitsForTransactionsThatAreOpen: what an open transaction or a prepared one has written to the table is
-// in no WAL that a slot decodes, and would be left behind. Drain names them, and goes on when they have ended, also
-// while another outflow holds the slot.
+// TestDrainWaitsForTransactionsThatAreOpen: what an open transaction or a prepared one has written to the
+// table is in no WAL that a slot decodes, and would be left behind. Drain names them, and goes on when they
+// have ended, also while another outflow holds the slot.
 func TestDrainWaitsForTransactionsThatAreOpen(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
-	o, conn, url := harness.Install(t, pgtest.Own(t, 0, "max_prepared_transactions=5"), ns.URL(), "drain_open",
-		"SINK_DURABLE_AFTER=0s")
+	o, conn, url := harness.Install(
+		t,
+		pgtest.Own(t, 0, "max_prepared_transactions=5"),
+		ns.URL(),
+		"drain_open",
+		"SINK_DURABLE_AFTER=0s",
+	)
 	o.Init()
 	writer := harness.Connect(t, url)
 	insert := func(n int) {
 		t.Helper()
 		harness.Exec(t, writer, "BEGIN")
-		harness.Exec(t, writer, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('note', 'ann', $1, '{}')", n)
+		harness.Exec(
+			t,
+			writer,
+			"INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('note', 'ann', $1, '{}')",
+			n,
+		)
 	}
 	want := uint64(0)
 	for _, held := range []bool{false, true} {
