@@ -28,7 +28,7 @@ BEGIN
     VALUES (start.name, start.stream, start.filters, '', 0) ON CONFLICT (name) DO NOTHING;
   SELECT * INTO c FROM outflow.outflow_consumer t WHERE t.name = start.name FOR UPDATE;
   IF c.stream <> start.stream OR c.partitions > 0 AND (c.keying <> start.keying OR c.filters <> start.filters
-    OR c.stream_created <> start.stream_created) THEN
+    OR abs(extract(epoch FROM c.stream_created - start.stream_created)) > 0.001) THEN -- clients round it
     RAISE EXCEPTION USING ERRCODE = 'OF004',
       MESSAGE = format('outflow.start: consumer %s reads stream %s of %s, filters %s, keying %s', start.name,
         c.stream, c.stream_created, c.filters, quote_literal(c.keying)),
@@ -253,6 +253,28 @@ BEGIN
       CASE WHEN park.error IS NULL THEN 'behind' ELSE 'poison' END, left(coalesce(park.error, ''), 2000),
       park.attempts)
     ON CONFLICT (name, source, seq, position) DO NOTHING;
+END $outflow$;
+
+CREATE OR REPLACE FUNCTION outflow.take(name text, partition int, epoch bigint, from_seq bigint, to_seq bigint,
+  document text, subject text, headers jsonb, data bytea, published_at timestamptz, error text DEFAULT NULL,
+  attempts int DEFAULT 0) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $outflow$
+#variable_conflict use_column
+-- Moves a mark over an event. True: have its effects in this transaction. False: it is parked, because one of its
+-- document is, or because error says how it has failed for good.
+DECLARE
+  behind boolean;
+BEGIN
+  PERFORM outflow.advance(take.name, take.partition, take.epoch, take.from_seq, take.to_seq,
+    take.headers #>> '{Outflow,0}');
+  behind := outflow.parked(take.name, take.document);
+  IF behind OR take.error IS NOT NULL THEN
+    PERFORM outflow.park(take.name, take.to_seq, take.document, take.subject, take.headers, take.data,
+      take.published_at, substring(take.headers #>> '{Outflow,0}' from ' id=(\S*)'),
+      CASE WHEN NOT behind THEN take.error END, take.attempts);
+    RETURN false;
+  END IF;
+  RETURN true;
 END $outflow$;
 
 CREATE OR REPLACE FUNCTION outflow.released(name text, partition int, epoch bigint, at_seq bigint)

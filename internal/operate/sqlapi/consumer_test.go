@@ -196,6 +196,40 @@ func TestAReleasedDocumentComesInItsOrder(t *testing.T) {
 	d.refuses("OF001", "SELECT outflow.released('c', 0, 1, 0)")
 }
 
+// TestTakingAnEventMovesTheMarkAndParksWhatHasToBe: true once for each event that is to have its effects. One
+// that has failed is parked, and what follows in its document as well.
+func TestTakingAnEventMovesTheMarkAndParksWhatHasToBe(t *testing.T) {
+	t.Parallel()
+	d := newConsumer(t, pgtest.Server(t))
+	d.claim("a")
+	const take = "SELECT outflow.take('c', (outflow.hash('d') % 4)::int, 2, $1, $2, 'd', 'outbox.d', " +
+		"jsonb_build_object('Outflow', jsonb_build_array($3::text)), '{}', now(), $4, $5)::text"
+	if got := d.texts(take, 0, 3, header("0/3", 0), nil, 0); !slices.Equal(got, []string{"true"}) {
+		t.Errorf("the first event: %q", got)
+	}
+	d.refuses("OF001", take, 0, 3, header("0/3", 0), nil, 0)
+	for i, failure := range []any{"broken", nil, "broken as well, but it comes behind"} {
+		got := d.texts(take, 3+i, 4+i, header("0/4", i), failure, i)
+		if !slices.Equal(got, []string{"false"}) {
+			t.Errorf("event %d, failed with %v: %q", 4+i, failure, got)
+		}
+	}
+	got := d.texts("SELECT concat_ws(' ', seq, cause, error) FROM outflow.outflow_parked ORDER BY ord")
+	if want := []string{"4 poison broken", "5 behind ", "6 behind "}; !slices.Equal(got, want) {
+		t.Errorf("parked are %q, want %q", got, want)
+	}
+}
+
+// TestAStreamIsToldByItsTimeOfCreation: drivers round it to milliseconds or microseconds, or cut it.
+func TestAStreamIsToldByItsTimeOfCreation(t *testing.T) {
+	t.Parallel()
+	d := newConsumer(t, pgtest.Server(t))
+	const start = "SELECT outflow.start('c', 's', $1::text::timestamptz, '{>}', 'subject outbox.{doc_id}', 4)"
+	d.exec(start, "2026-01-01 00:00:00.0009")
+	d.exec(start, "2025-12-31 23:59:59.9991")
+	d.refuses("OF004", start, "2026-01-01 00:00:00.01")
+}
+
 // TestTheHashInSQLIsThatOfThePackage, with documents that are not ASCII; the page has the same vectors.
 func TestTheHashInSQLIsThatOfThePackage(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -35,13 +36,23 @@ var effectsBinary = sync.OnceValues(func() (string, error) {
 type instance struct {
 	t    *testing.T
 	args []string
+	env  []string
 	log  *harness.Log
 	p    *process.Process
 }
 
+// newInstance starts the program of testdata/effects.
 func newInstance(t *testing.T, args ...string) *instance {
 	t.Helper()
-	i := &instance{t: t, args: args, log: &harness.Log{}}
+	path, err := effectsBinary()
+	harness.Must(t, err)
+	return startInstance(t, nil, append([]string{path}, args...)...)
+}
+
+// startInstance starts a program of any kind, with more environment.
+func startInstance(t *testing.T, env []string, args ...string) *instance {
+	t.Helper()
+	i := &instance{t: t, args: args, env: env, log: &harness.Log{}}
 	t.Cleanup(func() {
 		_ = i.p.Kill()
 		if t.Failed() {
@@ -54,10 +65,9 @@ func newInstance(t *testing.T, args ...string) *instance {
 
 func (i *instance) start() {
 	i.t.Helper()
-	path, err := effectsBinary()
-	harness.Must(i.t, err)
-	cmd := exec.Command(path, i.args...)
-	cmd.Stdout, cmd.Stderr = i.log, i.log
+	cmd := exec.Command(i.args[0], i.args[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Env = i.log, i.log, append(os.Environ(), i.env...)
+	var err error
 	if i.p, err = process.Start(cmd, syscall.SIGKILL); err != nil {
 		i.t.Fatal(err)
 	}

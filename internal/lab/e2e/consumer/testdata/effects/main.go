@@ -36,6 +36,7 @@ func main() {
 	flag.StringVar(&database, "database", "", "")
 	flag.StringVar(&server, "nats", "", "")
 	flag.StringVar(&cfg.Name, "name", "", "of the consumer, and of the schema of its tables")
+	flag.StringVar(&cfg.DatabaseSchema, "marks", "", "the schema of the marks, if it is another one")
 	flag.IntVar(&cfg.Partitions, "partitions", 8, "")
 	flag.DurationVar(&cfg.Lease, "lease", time.Second, "")
 	flag.DurationVar(&cfg.Timeout, "timeout", 2*time.Second, "")
