@@ -29,7 +29,10 @@ It refuses what would lose something: a slot that is held, or has events that ar
 that have not read all of it, or have parked events; a repair or a snapshot that has not finished; a slot or a server that
 the record does not know. It names the way out of each. --accept CODE passes over it, except for a slot that is held.
 
-It may be killed at any point and run again, and goes on where one side is gone already.
+While it reads the slot, until that is dropped, nobody can write to the table. If a server doesn't exist any more, --gone nats or
+--gone postgres removes what the other one has.
+
+It may be killed at any point and run again, and goes on where a part is gone already.
 
 Exit code 0 if it was done, would be, or there is nothing to do, 2 for a wrong option, 3 if it is refused or a server can't
 be reached, 1 if a server was lost on the way: run it again.`,
@@ -66,6 +69,7 @@ be reached, 1 if a server was lost on the way: run it again.`,
 	f.BoolVar(&o.SQLAPI, "sql-api", false, "remove the SQL function outflow.enqueue as well")
 	f.BoolVar(&o.Publication, "with-publication", false,
 		"drop the publication also where another slot may read it, or init would have made another one")
+	f.StringVar(&o.Gone, "gone", "", "nats or postgres: that server is gone for good, with what it had")
 	f.StringSliceVar(&o.Accept, "accept", nil,
 		"pass over this refusal: its code, as it is printed; may be given several times")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON, progress on standard error")
@@ -82,6 +86,9 @@ func again(o uninstall.Options) string {
 		if flag.set {
 			words = append(words, flag.name)
 		}
+	}
+	if o.Gone != "" {
+		words = append(words, "--gone "+o.Gone)
 	}
 	for _, code := range o.Accept {
 		words = append(words, "--accept "+code)

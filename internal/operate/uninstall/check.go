@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
@@ -58,6 +59,9 @@ func (u *uninstall) checkRecord() {
 	case u.corrupt != nil:
 		u.refuse(codeUnknown, "Look at it, or put it back (`outflow explain "+u.corrupt.Code+"`)",
 			"whose slot %s is nobody can tell: %s", u.cfg.Slot, u.corrupt.Message)
+	case rec == nil && u.ours() && u.o.Gone == GoneNATS:
+		u.refuse(codeUnknown, "Look in pg_replication_slots who else may use it",
+			"the checkpoint record is gone with NATS: nothing shows that slot %s is Outflow's", u.cfg.Slot)
 	case rec == nil && u.ours():
 		u.refuse(codeUnknown,
 			"Correct slot, stream and nats.url if this is another outflow's, or a subscription's",
@@ -154,6 +158,13 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 		}
 		table = t.OID
 	}
+	busy := false
+	if u.o.Yes && table != 0 {
+		var err error
+		if busy, err = u.lockTable(ctx, table); err != nil {
+			return err
+		}
+	}
 	// before the WAL is read, so that what commits meanwhile is found there
 	if open, err := u.pg.Writers(ctx, table); err != nil {
 		return fmt.Errorf("look for open transactions: %w", err)
@@ -162,6 +173,10 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 			"prepared), run `outflow drain`, then run the command again",
 			"what %s writes to table %s may not be committed yet, and would be in no message",
 			strings.Join(open, ", "), mapping.Table)
+		return nil
+	} else if busy {
+		u.refuse(codeUnpublished, "Stop what works on the table, or try it again",
+			"table %s could not be locked against writing for %v", mapping.Table, lockWait)
 		return nil
 	}
 	u.o.Progress("reading the %d bytes of WAL that slot %s holds", u.server.WALEnd-u.slot.Restart, u.cfg.Slot)
@@ -179,6 +194,41 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 			found.Events, u.cfg.Slot, found.First.LSN, relay.CommitTime(found.First.Time))
 	}
 	return nil
+}
+
+// lockWait is how long the lock on the table is waited for.
+const lockWait = 5 * time.Second
+
+// lockTable keeps everybody from writing to the table until the slot is dropped. It is busy if others hold
+// locks on it all the time. A role without the right to lock it may still uninstall.
+func (u *uninstall) lockTable(ctx context.Context, table uint32) (busy bool, err error) {
+	conn, err := postgres.Connect(ctx, u.cfg.Postgres.URL)
+	if err != nil {
+		return false, err
+	}
+	u.lock = conn
+	var name string
+	if err := conn.QueryRow(ctx, `SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c
+		JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1`, table).Scan(&name); err != nil {
+		if errors.Is(err, pgx.ErrNoRows) {
+			return false, nil // it is gone
+		}
+		return false, fmt.Errorf("look for the table: %w", err)
+	}
+	_, err = conn.Exec(ctx, fmt.Sprintf("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0; "+
+		"SET LOCAL lock_timeout = %d; LOCK TABLE %s IN SHARE MODE", lockWait.Milliseconds(), name))
+	switch postgres.SQLState(err) {
+	case "":
+		return false, err
+	case postgres.StateLockNotAvailable:
+		busy = true
+	default:
+		u.rep.Notes = append(u.rep.Notes, fmt.Sprintf("table %s could not be locked (%v): what is committed "+
+			"until the slot is dropped stays a row of the table", name, err))
+	}
+	postgres.Close(conn)
+	u.lock = nil
+	return busy, nil
 }
 
 // unconfirmed counts the messages behind the newest checkpoint that the slot's confirmed LSN shows to be
@@ -240,6 +290,9 @@ func (u *uninstall) checkStream(ctx context.Context) error {
 		slices.Sort(behind)
 		u.refuse(codeUnread, readFirst, "%d consumers have not read all of stream %s: %s", n, u.cfg.Stream,
 			strings.Join(behind[:min(n, maxNamed)], ", "))
+	}
+	if u.o.Gone == GonePostgres {
+		return nil
 	}
 	return u.checkParked(ctx)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/parts"
 	"github.com/outflowhq/outflow/internal/operate/sqlapi"
 	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // inverses say of each part what becomes of it.
@@ -36,6 +37,10 @@ var order = []parts.Part{parts.Function, parts.Slot, parts.Publication, parts.St
 
 func (u *uninstall) plan(ctx context.Context) error {
 	for _, part := range order {
+		if gone := u.gone(part); gone != "" {
+			u.rep.Parts = append(u.rep.Parts, Step{Part: part, Action: None, Why: gone + " is gone"})
+			continue
+		}
 		step, err := inverses[part](u, ctx)
 		if err != nil {
 			return err
@@ -44,6 +49,18 @@ func (u *uninstall) plan(ctx context.Context) error {
 		u.rep.Parts = append(u.rep.Parts, step)
 	}
 	return nil
+}
+
+// gone names the side that had a part and is gone; "" if it is there.
+func (u *uninstall) gone(part parts.Part) string {
+	inNATS := part == parts.Stream || part == parts.Record || part == parts.Bucket
+	switch {
+	case u.o.Gone == GoneNATS && inNATS:
+		return "NATS"
+	case u.o.Gone == GonePostgres && !inNATS:
+		return "PostgreSQL"
+	}
+	return ""
 }
 
 // sharing names the slots whose records say that they read the same table.
@@ -115,7 +132,16 @@ func (u *uninstall) dropSlot(context.Context) (Step, error) {
 		s.Action = Remove
 		s.Why = fmt.Sprintf("confirmed up to %v, of WAL that ends at %v", u.slot.Confirmed, u.server.WALEnd)
 		s.do = func(ctx context.Context) error {
+			if u.lock != nil { // it must have been there all the time
+				if _, err := u.lock.Exec(ctx, "SELECT"); err != nil {
+					return fmt.Errorf("the lock on the table was lost: %w", err)
+				}
+			}
 			_, err := u.pg.DropSlot(ctx)
+			if u.lock != nil {
+				postgres.Close(u.lock)
+				u.lock = nil
+			}
 			return err
 		}
 	}

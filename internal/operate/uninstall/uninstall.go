@@ -7,6 +7,8 @@
 //
 //  1. The function of --sql-api goes first: whoever calls it then fails, before its events are lost.
 //  2. The slot is the lock: without it no outflow publishes, and PostgreSQL refuses to drop one that is held.
+//     From before the slot is read until it is dropped, the table is locked against writing: nothing is
+//     committed that nobody would publish.
 //  3. The publication; and the stream, if that was asked for. A stream that stays gets a new ingress, so that
 //     an outflow that was asleep somewhere can't publish into it any more.
 //  4. The record goes last, and then its bucket: it says which slot of which server was ours, so a run that
@@ -20,10 +22,14 @@ package uninstall
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
@@ -33,6 +39,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -42,11 +49,18 @@ type Options struct {
 	Stream      bool     // remove the stream and the bucket as well
 	SQLAPI      bool     // remove outflow.enqueue as well
 	Publication bool     // drop the publication also where it is not known to be unused
+	Gone        string   // the side that is gone for good: GoneNATS or GonePostgres; "" if both are there
 	Accept      []string // codes of refusals that are to be passed over
 
 	Progress func(format string, args ...any) // called before what may take long, and after each step
 	Hit      func(point string)               // called at points where tests kill the process; may be nil
 }
+
+// The sides that can be gone for good.
+const (
+	GoneNATS     = "nats"
+	GonePostgres = "postgres"
+)
 
 // The codes that can be accepted.
 const (
@@ -156,7 +170,8 @@ type uninstall struct {
 	stream   relay.StreamState
 	server   relay.ServerState
 	others   []checkpoint.Other
-	unlisted error // why the others are not known
+	unlisted error     // why the others are not known
+	lock     *pgx.Conn // holds the lock on the table
 }
 
 // Run reads, plans and, with Yes, removes. The report is nil only if nothing could be found out. A refusal
@@ -168,6 +183,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 				Message: fmt.Sprintf("--accept %s is none of %v", code, acceptable),
 				Hint:    "Look with `outflow uninstall`, which names the codes of what it refuses"}
 		}
+	}
+	if !slices.Contains([]string{"", GoneNATS, GonePostgres}, o.Gone) {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "uninstall_gone",
+			Message: fmt.Sprintf("--gone %s is neither nats nor postgres", o.Gone),
+			Hint:    "Name the side that does not exist any more; what it had is gone with it"}
 	}
 	if o.Hit == nil {
 		o.Hit = func(string) {}
@@ -209,8 +229,48 @@ func (u *uninstall) execute(ctx context.Context) error {
 	return nil
 }
 
-// open connects to both servers. The table may be gone: nothing of it is needed.
+// open connects to the servers that are there. The table may be gone: nothing of it is needed.
 func (u *uninstall) open(ctx context.Context) error {
+	if u.o.Gone != GoneNATS {
+		if err := u.openNATS(ctx); err != nil {
+			return err
+		}
+	} else if err := u.isGone(ctx, u.openNATS); err != nil {
+		return err
+	}
+	if u.o.Gone != GonePostgres {
+		return u.openPostgres(ctx)
+	}
+	return u.isGone(ctx, u.openPostgres)
+}
+
+// noDatabase is the SQLSTATE of a server that is there without the database, and so without the slot.
+const noDatabase = "3D000"
+
+// goneAfter is how long a server that is said to be gone may take to answer.
+const goneAfter = 5 * time.Second
+
+// isGone returns an error if a server that is said to be gone answers.
+func (u *uninstall) isGone(ctx context.Context, open func(context.Context) error) error {
+	short, cancel := context.WithTimeout(ctx, goneAfter)
+	defer cancel()
+	u.o.Progress("trying for %v whether it is gone", goneAfter)
+	err := open(short)
+	f := outbox.FaultOf(err)
+	refused := f != nil && f.Class != outbox.Transient && postgres.SQLState(err) != noDatabase
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil || refused:
+		return &outbox.Fault{Class: outbox.Usage, Code: "uninstall_gone", Err: err,
+			Message: fmt.Sprintf("--gone %s, and it answers", u.o.Gone),
+			Hint:    "Leave --gone out: what it has is to be removed as well"}
+	}
+	u.rep.Notes = append(u.rep.Notes, fmt.Sprintf("%s is taken to be gone: %v", u.o.Gone, err))
+	return nil
+}
+
+func (u *uninstall) openNATS(ctx context.Context) error {
 	sc, err := wiring.Broker(u.cfg, u.log)
 	if err != nil {
 		return err
@@ -223,6 +283,10 @@ func (u *uninstall) open(ctx context.Context) error {
 	if u.corrupt = outbox.FaultOf(err); err != nil && (u.corrupt == nil || u.revision == 0) {
 		return err
 	}
+	return nil
+}
+
+func (u *uninstall) openPostgres(ctx context.Context) (err error) {
 	pc := wiring.Setup(u.cfg)
 	if u.record != nil { // what the slot is of was settled when it was made
 		pc.Table, pc.Shard = u.record.Mapping.Table, u.record.Mapping.Shard
@@ -236,6 +300,9 @@ func (u *uninstall) open(ctx context.Context) error {
 }
 
 func (u *uninstall) close() {
+	if u.lock != nil {
+		postgres.Close(u.lock)
+	}
 	if u.conn != nil {
 		u.conn.Close()
 	}
@@ -249,16 +316,27 @@ func (u *uninstall) close() {
 
 // read reads the rest, in the order of [checkpoint.Reader].
 func (u *uninstall) read(ctx context.Context) (err error) {
-	if u.slot, err = u.pg.Slot(ctx); err != nil {
+	if u.o.Gone != GonePostgres {
+		if u.slot, err = u.pg.Slot(ctx); err != nil {
+			return err
+		}
+	}
+	if u.o.Gone == GoneNATS {
+		u.unlisted = errors.New("NATS is gone")
+	} else if u.stream, err = u.conn.State(ctx); err != nil {
 		return err
 	}
-	if u.stream, err = u.conn.State(ctx); err != nil {
-		return err
-	}
-	if u.server, err = u.repl.Server(ctx); err != nil {
-		return err
+	if u.o.Gone != GonePostgres {
+		if u.server, err = u.repl.Server(ctx); err != nil {
+			return err
+		}
+	} else if u.record != nil { // the other records are compared with it
+		u.server.SystemID, u.server.Database = u.record.SystemID, u.record.Database
 	}
 	u.rep.Database = u.server.Database
+	if u.o.Gone == GoneNATS {
+		return nil
+	}
 	if u.others, err = u.store.Others(ctx); err != nil {
 		if ctx.Err() != nil {
 			return err

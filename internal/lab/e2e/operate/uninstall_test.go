@@ -3,9 +3,12 @@ package operate
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -13,6 +16,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/process"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // footprint lists everything that is in the database and in JetStream beside what every one has.
@@ -199,6 +204,104 @@ func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
 	f.DeleteRecord(t)
 	refused("uninstall_unknown", nil, "nothing shows that the slot is Outflow's")
 	f.MustRun("uninstall", "--yes", "--with-stream", "--accept", "uninstall_unknown")
+}
+
+// TestNobodyWritesBetweenTheCheckAndTheDropOfTheSlot: what is committed then would be in no message. It is
+// stopped before it drops the slot, and goes on when an insert has been refused.
+func TestNobodyWritesBetweenTheCheckAndTheDropOfTheSlot(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "locked", "SINK_DURABLE_AFTER=0s")
+	f.Init()
+	var log harness.Log
+	env := append(slices.Clone(f.Env), "OUTFLOW_FAILPOINT=stop.uninstall.slot:1")
+	cmd := exec.Command(harness.Program(env), "uninstall", "--yes", "--with-stream")
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, &log, &log
+	p, err := process.Start(cmd, syscall.SIGKILL)
+	harness.Must(t, err)
+	harness.Eventually(t, "it is stopped", func() error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
+		if err == nil && !strings.Contains(string(stat), ") T ") {
+			err = errors.New("it runs")
+		}
+		return err
+	}, p)
+	_, err = f.Conn.Exec(t.Context(), `SET lock_timeout = '100ms'`)
+	harness.Must(t, err)
+	_, err = f.Conn.Exec(t.Context(), `INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		VALUES ('doc', 'ann', 1, '{}')`)
+	if postgres.SQLState(err) != postgres.StateLockNotAvailable {
+		t.Errorf("an insert before the slot is dropped: %v", err)
+	}
+	harness.Must(t, p.Resume())
+	if err := p.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, log.String())
+	}
+	harness.Insert(t, f.Conn, "doc", 1, "{}") // the lock is gone
+
+	f.Init()
+	harness.Exec(t, f.Conn, "BEGIN; LOCK TABLE outbox IN SHARE UPDATE EXCLUSIVE MODE")
+	f.MustFail(
+		3,
+		[]string{"uninstall", "--yes"},
+		"uninstall_unpublished",
+		"could not be locked against writing",
+	)
+	harness.Exec(t, f.Conn, "ROLLBACK")
+}
+
+// TestUninstallRemovesWhatOneSideHasWhenTheOtherIsGone: the other side must not answer, and what can't be
+// told any more has to be accepted.
+func TestUninstallRemovesWhatOneSideHasWhenTheOtherIsGone(t *testing.T) {
+	t.Parallel()
+	ns, s := natstest.Server(t), pgtest.Server(t)
+	nowhere := "127.0.0.1:1"
+	f := harness.NewInstallation(t, s, ns.URL(), "halved", "SINK_DURABLE_AFTER=0s")
+	before := append(footprint(t, f), "relation outbox", "relation outbox_pkey")
+	f.Init()
+	f.MustFail(2, []string{"uninstall", "--gone", "nats"}, "it answers", "Leave --gone out")
+	f.MustFail(2, []string{"uninstall", "--gone", "postgres"}, "it answers")
+	f.MustFail(2, []string{"uninstall", "--gone", "both"}, "neither nats nor postgres")
+	args := []string{"uninstall", "--gone", "nats", "--nats.url", "nats://" + nowhere}
+	f.MustFail(3, args, "uninstall_unknown", "the checkpoint record is gone with NATS")
+	args = append(args, "--accept", "uninstall_unknown")
+	f.MustContain(
+		"what would be done",
+		f.MustRun(args...),
+		"slot "+f.Slot+": would be removed",
+		"stream: not there (NATS is gone)",
+		"nats is taken to be gone",
+		"--gone nats --accept uninstall_unknown --yes",
+	)
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	f.MustFail(3, append(args, "--yes"), "uninstall_unpublished", "1 events")
+	f.MustContain(
+		"outflow uninstall",
+		f.MustRun(append(args, "--accept", "uninstall_unpublished", "--yes")...),
+		"is uninstalled",
+	)
+	stays := "stream " + f.Stream
+	if all := left(t, f, before); !slices.ContainsFunc(all, func(s string) bool { return s == stays }) ||
+		slices.ContainsFunc(all, func(s string) bool { return !strings.HasPrefix(s, "stream ") }) {
+		t.Errorf("with NATS gone %v is left", all)
+	}
+
+	f.MustContain("outflow uninstall", f.MustRun("uninstall", "--gone", "postgres", "--with-stream", "--yes",
+		"--postgres.url", "postgres://postgres@"+nowhere+"/outflow"), "slot: not there (PostgreSQL is gone)",
+		"is uninstalled")
+	if all := left(t, f, before); len(all) > 0 {
+		t.Errorf("with PostgreSQL gone %v is left", all)
+	}
+
+	// the server is there, and the database is gone
+	f.Init()
+	f.DropSlot(t)
+	harness.Exec(t, f.Conn, "DROP PUBLICATION "+f.Publication())
+	f.MustRun("uninstall", "--gone", "postgres", "--with-stream", "--yes", "--postgres.url",
+		strings.Replace(f.URL, "/"+f.Conn.Config().Database, "/nobody_made_it", 1))
+	if all := left(t, f, before); len(all) > 0 {
+		t.Errorf("with the database gone %v is left", all)
+	}
 }
 
 // TestUninstallLeavesWhatOthersUse: the publication that another slot reads, or that init would have made
