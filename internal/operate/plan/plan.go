@@ -85,6 +85,10 @@ type Measured struct {
 	Own                   int  // connections of outflows of this slot
 	SlotThere             bool // the slot is one of Slots
 
+	TableBytes int64   // of the table with its indexes and partitions
+	TableRows  float64 // as the planner estimates them; 0: not known
+	Partitions int     // that it has; 0: it is not partitioned
+
 	SampledRows int
 	MeanRow     float64 // bytes, of the sample
 	LargestRow  int64
@@ -106,6 +110,8 @@ const (
 	walReserve    = 1.25 // how much more WAL there may be than was measured
 	streamReserve = 1.2
 	rowSize       = 1024 // of an event, where there is none to measure
+	perRow        = 150  // a row's header, its other columns and what the index has beside them
+	fewRows       = 1000 // below that the size of the table says little about a row
 	perMessage    = 300  // the header, the subject and what the stream's file has beside them
 	recordSize    = 64 * 16 << 10
 	connections   = 4 // of a process that runs, one of them a WAL sender; a standby has fewer
@@ -117,6 +123,7 @@ func Derive(m Measured, cfg config.Config, o Options) []Figure {
 	d := deriver{m: m, cfg: cfg, o: o}
 	d.rates()
 	d.retention()
+	d.table()
 	d.stream()
 	d.process()
 	d.servers()
@@ -226,6 +233,51 @@ func lasts(seconds float64) string {
 	return units.Duration(time.Duration(seconds * float64(time.Second)))
 }
 
+// table is what the rows take that stay for a repair.
+func (d *deriver) table() {
+	m, set := d.m, d.cfg.Retain.Table
+	if !d.cfg.Source.Rows() {
+		return
+	}
+	size, from, how := float64(rowSize+perRow), FromAssumed, "there is no row to measure"
+	switch {
+	case m.TableRows >= fewRows:
+		size, from = float64(m.TableBytes)/m.TableRows, FromMeasured
+		how = "the table's size by its rows, indexes included"
+	case m.SampledRows > 0:
+		size, from = m.MeanRow+perRow, FromMeasured
+		how = fmt.Sprintf("mean of the newest %s, and %d B assumed for the other columns and the index",
+			things(m.SampledRows, "row"), perRow)
+	}
+	stay, setting := set.Keep, "retain.table.keep"
+	if set.Age > stay {
+		stay, setting = set.Age, "retain.table.age"
+	}
+	table := Figure{Name: "disk of the table for " + units.Duration(stay), Value: streamReserve * d.events *
+		size * stay.Seconds(), Unit: "bytes", From: from, Now: units.Size(bytes(float64(m.TableBytes))) + " used",
+		How: fmt.Sprintf("events times %s (%s) for %s, and a fifth more, if `outflow partition apply` runs; "+
+			"without it nothing goes", units.Size(bytes(size)), how, setting)}
+	if d.events == 0 {
+		table.text = "not known"
+	}
+	d.add(table)
+	if set.Method != config.RetainPartition || set.Every == 0 {
+		return
+	}
+	count := math.Ceil(stay.Seconds()/set.Every.Seconds()) + float64(set.Ahead)
+	d.add(Figure{Name: "partitions of the table", Value: count, Unit: "count", From: FromConfigured,
+		How: fmt.Sprintf("%s in parts of retain.table.every (%s), and retain.table.ahead (%d)", setting,
+			units.Duration(set.Every), set.Ahead), Now: fmt.Sprint(m.Partitions)})
+}
+
+// things are so many of a thing.
+func things(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return units.Count(n) + " " + thing + "s"
+}
+
 func (d *deriver) stream() {
 	m, rate := d.m, d.events*d.size
 	need := streamReserve * rate * float64(d.o.Days) * 24 * 3600
@@ -250,14 +302,14 @@ func (d *deriver) stream() {
 	if rate == 0 { // 0 would be read as an answer, and by JetStream as no limit
 		unknown, how = "not known", "no event came: measure while they come, with --measure 5m"
 	}
-	d.add(Figure{Name: fmt.Sprintf("max_bytes of the stream for %d days", d.o.Days), Value: need,
+	d.add(Figure{Name: "max_bytes of the stream for " + things(d.o.Days, "day"), Value: need,
 		Unit: "bytes", From: d.from, Now: now, How: how, text: unknown})
 	d.add(Figure{Name: "disk of NATS, all replicas", Value: need * float64(replicas), Unit: "bytes",
 		From: d.from, How: fmt.Sprintf("that, %d times", replicas), text: unknown})
 	out := rate * float64(m.Consumers+replicas-1)
 	d.add(Figure{Name: "network of NATS", Value: rate + out, Unit: "bytes/s", From: d.from, text: unknown,
-		How: fmt.Sprintf("in once, out to %d other replicas and %d consumers; after an outage as much as "+
-			"the network gives", replicas-1, m.Consumers)})
+		How: fmt.Sprintf("in once, out to %s and %s; after an outage as much as "+
+			"the network gives", things(replicas-1, "other replica"), things(m.Consumers, "consumer"))})
 	bucket := Figure{Name: "bucket of the checkpoint record", Value: recordSize, Unit: "bytes",
 		From: FromAssumed, How: "64 revisions of at most 16 KiB, in each replica"}
 	if m.Bucket > 0 {

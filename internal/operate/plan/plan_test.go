@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 const mib = 1 << 20
@@ -30,27 +31,32 @@ func TestFiguresFollowFromWhatIsMeasured(t *testing.T) {
 	cfg.Reorder = config.Reorder{MaxEvents: 65536, MaxBytes: 64 * mib}
 	cfg.Sink.MaxPayload = mib
 	cfg.Sink.DurableAfter = 100 * time.Second
+	cfg.Source = relay.FromTable
+	cfg.Retain.Table = config.RetainTable{Method: config.RetainPartition, Keep: 10 * time.Hour,
+		Every: 4 * time.Hour, Ahead: 4}
 	o := Options{Outages: []time.Duration{900 * time.Second}, Days: 1}
 	m := Measured{
 		Seconds: 10, WALBytes: 80 * mib, WALAverage: 4 * mib, WALSince: time.Hour,
-		Inserted: 500, Published: 400,
+		Inserted: 500, Published: 400, TableBytes: 3000 * 1024, TableRows: 3000, Partitions: 5,
 		KeepSize: 1024 * mib, MaxWAL: 512 * mib, Slots: 3, MaxSlots: 10, Senders: 2, MaxSenders: 10,
 		Stream: true, Messages: 1000, StreamBytes: 2048 * 1000, MaxBytes: 1024 * mib, Replicas: 3,
 		Consumers: 2,
 	}
 	all := Derive(m, cfg, o)
 	for name, want := range map[string]float64{
-		"WAL of the whole server":            8 * mib,
-		"events":                             50,
-		"an event in the stream":             2048,
-		"max_slot_wal_keep_size for 15 min":  1.25 * 8 * mib * 1000,
-		"disk of pg_wal for 15 min":          1.25*8*mib*1000 + 512*mib,
-		"max_bytes of the stream for 1 days": 1.2 * 50 * 2048 * 86400,
-		"disk of NATS, all replicas":         3 * 1.2 * 50 * 2048 * 86400,
-		"network of NATS":                    50 * 2048 * (1 + 2 + 2),
-		"max_replication_slots":              4,
-		"max_wal_senders":                    4,
-		"memory of outflow run":              (64*mib+65536*376)*9/8 + 36*mib,
+		"WAL of the whole server":           8 * mib,
+		"events":                            50,
+		"an event in the stream":            2048,
+		"max_slot_wal_keep_size for 15 min": 1.25 * 8 * mib * 1000,
+		"disk of pg_wal for 15 min":         1.25*8*mib*1000 + 512*mib,
+		"max_bytes of the stream for 1 day": 1.2 * 50 * 2048 * 86400,
+		"disk of NATS, all replicas":        3 * 1.2 * 50 * 2048 * 86400,
+		"disk of the table for 10 h":        1.2 * 50 * 1024 * 36000,
+		"partitions of the table":           3 + 4,
+		"network of NATS":                   50 * 2048 * (1 + 2 + 2),
+		"max_replication_slots":             4,
+		"max_wal_senders":                   4,
+		"memory of outflow run":             (64*mib+65536*376)*9/8 + 36*mib,
 	} {
 		if got := figure(t, all, name).Value; math.Abs(got-want) > want/1000 {
 			t.Errorf("%s: %.0f, want %.0f", name, got, want)
@@ -60,7 +66,7 @@ func TestFiguresFollowFromWhatIsMeasured(t *testing.T) {
 	if f.Now != "1.0 GiB: holds 2 min 8 s at this rate" {
 		t.Errorf("now %q", f.Now)
 	}
-	f = figure(t, all, "max_bytes of the stream for 1 days")
+	f = figure(t, all, "max_bytes of the stream for 1 day")
 	if !strings.Contains(f.Now, "holds 2 h 54 min") {
 		t.Errorf("now %q", f.Now)
 	}

@@ -127,6 +127,19 @@ func (r *reader) sample(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// as of the last VACUUM or ANALYZE: pg_total_relation_size waits for whoever has locked a partition
+	err = r.conn.QueryRow(ctx, `WITH RECURSIVE tree AS (SELECT $1::oid AS relid, 0 AS depth
+			UNION ALL SELECT i.inhrelid, depth + 1 FROM tree t JOIN pg_inherits i ON i.inhparent = t.relid),
+		parts AS (SELECT c.*, depth FROM tree JOIN pg_class c ON c.oid = relid AND c.relkind = 'r')
+		SELECT (SELECT coalesce(sum(f.relpages), 0) * current_setting('block_size')::bigint FROM pg_class f
+				WHERE f.oid IN (SELECT oid FROM parts UNION ALL SELECT reltoastrelid FROM parts
+					UNION ALL SELECT x.indexrelid FROM pg_index x JOIN parts ON parts.oid = x.indrelid)),
+			coalesce(sum(greatest(reltuples, 0)), 0)::float8, count(*) FILTER (WHERE depth > 0)
+		FROM parts`, r.layout.Table.OID).Scan(
+		&r.m.TableBytes, &r.m.TableRows, &r.m.Partitions)
+	if err != nil {
+		return fmt.Errorf("read the size of the table: %w", err)
+	}
 	s, err := pg.SampleSizes(ctx, r.layout.Table, r.layout.Mapping)
 	r.m.SampledRows, r.m.MeanRow, r.m.LargestRow = s.Rows, s.Mean, s.Largest
 	return err

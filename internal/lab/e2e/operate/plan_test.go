@@ -84,7 +84,7 @@ func TestPlanMeasuresAndChangesNothing(t *testing.T) {
 			return fmt.Errorf("%v", all)
 		case keep < 1.25*3600*wal:
 			t.Errorf("an hour of %.0f bytes/s is %.0f bytes", wal, keep)
-		case all["network of NATS"] == 0 || all["max_bytes of the stream for 1 days"] == 0:
+		case all["network of NATS"] == 0 || all["max_bytes of the stream for 1 day"] == 0:
 			t.Errorf("%v", all)
 		}
 		return nil
