@@ -166,7 +166,12 @@ func (d *deriver) rates() {
 	default:
 		d.events = max(m.Inserted, m.Published) / m.Seconds
 	}
-	how = fmt.Sprintf("%.0f rows inserted, %.0f messages published during %s", m.Inserted, m.Published, took)
+	how = fmt.Sprintf(
+		"%.0f rows inserted, %.0f messages published during %s",
+		m.Inserted,
+		m.Published,
+		took,
+	)
 	if m.StreamSeconds > 0 {
 		average := m.StreamMessages / m.StreamSeconds
 		d.events = max(d.events, average)
@@ -183,8 +188,13 @@ func (d *deriver) rates() {
 			units.Count(m.Messages))
 	case m.SampledRows > 0:
 		d.size = m.MeanRow + perMessage
-		how = fmt.Sprintf("mean of the newest %d rows, and %d B assumed for header and subject; the largest "+
-			"payload has %s", m.SampledRows, perMessage, units.Size(uint64(m.LargestRow)))
+		how = fmt.Sprintf(
+			"mean of the newest %d rows, and %d B assumed for header and subject; the largest "+
+				"payload has %s",
+			m.SampledRows,
+			perMessage,
+			units.Size(uint64(m.LargestRow)),
+		)
 	default:
 		d.size, d.from = rowSize+perMessage, FromAssumed
 		how = "there is no message and no row to measure"
@@ -205,11 +215,15 @@ func (d *deriver) retention() {
 		need := walReserve * d.wal * whole.Seconds()
 		how := fmt.Sprintf("the WAL of %s and of sink.durable_after (%s), and a quarter more",
 			units.Duration(outage), units.Duration(d.cfg.Sink.DurableAfter))
-		d.add(Figure{Name: "max_slot_wal_keep_size for " + units.Duration(outage), Value: need, Unit: "bytes",
-			From: FromMeasured, How: how, Now: d.keeps()})
-		d.add(Figure{Name: "disk of pg_wal for " + units.Duration(outage), Value: need + float64(d.m.MaxWAL),
-			Unit: "bytes", From: FromMeasured, How: "that, and max_wal_size", Now: "max_wal_size is " +
-				units.Size(bytes(float64(d.m.MaxWAL)))})
+		d.add(
+			Figure{Name: "max_slot_wal_keep_size for " + units.Duration(outage), Value: need, Unit: "bytes",
+				From: FromMeasured, How: how, Now: d.keeps()},
+		)
+		d.add(
+			Figure{Name: "disk of pg_wal for " + units.Duration(outage), Value: need + float64(d.m.MaxWAL),
+				Unit: "bytes", From: FromMeasured, How: "that, and max_wal_size", Now: "max_wal_size is " +
+					units.Size(bytes(float64(d.m.MaxWAL)))},
+		)
 	}
 }
 
@@ -253,10 +267,21 @@ func (d *deriver) table() {
 	if set.Age > stay {
 		stay, setting = set.Age, "retain.table.age"
 	}
-	table := Figure{Name: "disk of the table for " + units.Duration(stay), Value: streamReserve * d.events *
-		size * stay.Seconds(), Unit: "bytes", From: from, Now: units.Size(bytes(float64(m.TableBytes))) + " used",
-		How: fmt.Sprintf("events times %s (%s) for %s, and a fifth more, if `outflow partition apply` runs; "+
-			"without it nothing goes", units.Size(bytes(size)), how, setting)}
+	table := Figure{
+		Name: "disk of the table for " + units.Duration(stay),
+		Value: streamReserve * d.events *
+			size * stay.Seconds(),
+		Unit: "bytes",
+		From: from,
+		Now:  units.Size(bytes(float64(m.TableBytes))) + " used",
+		How: fmt.Sprintf(
+			"events times %s (%s) for %s, and a fifth more, if `outflow partition apply` runs; "+
+				"without it nothing goes",
+			units.Size(bytes(size)),
+			how,
+			setting,
+		),
+	}
 	if d.events == 0 {
 		table.text = "not known"
 	}

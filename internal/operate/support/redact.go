@@ -76,20 +76,40 @@ func common(cfg config.Config) map[string]bool {
 	return all
 }
 
-// formsOf are a secret as it is, and as URLs, JSON, SQL, HTML, quotes and base64 write it.
+// quotes are how programs write a text between quotes.
+var quotes = []func(string) string{
+	strconv.Quote,
+	func(s string) string {
+		text, _ := json.Marshal(s) // a string always can be encoded
+		return string(text)
+	},
+	func(s string) string {
+		var text strings.Builder
+		e := json.NewEncoder(&text)
+		e.SetEscapeHTML(false)
+		_ = e.Encode(s)
+		return strings.TrimSpace(text.String())
+	},
+	func(s string) string { return `"` + strings.ReplaceAll(s, `/`, `\/`) + `"` }, // other JSON libraries
+}
+
+// formsOf are a secret as it is, and as URLs, SQL, HTML, base64, and JSON and quotes within each other write
+// it.
 func formsOf(s string) []string {
-	var plain strings.Builder
-	e := json.NewEncoder(&plain)
-	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // a string always can be encoded
-	escaped, _ := json.Marshal(s)
-	inner := func(quoted string) string { return strings.Trim(strings.TrimSpace(quoted), `"`) }
 	all := []string{s, url.QueryEscape(s), url.PathEscape(s), url.UserPassword("", s).String()[1:],
 		strings.ReplaceAll(url.QueryEscape(s), "+", "%20"), html.EscapeString(s),
 		strings.ReplaceAll(s, `'`, `''`), strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s),
-		strings.ReplaceAll(inner(plain.String()), `/`, `\/`), inner(plain.String()), inner(string(escaped)), inner(strconv.Quote(s)),
-		inner(strconv.Quote(inner(strconv.Quote(s)))), inner(strconv.Quote(inner(plain.String()))),
 		base64.StdEncoding.EncodeToString([]byte(s)), base64.RawURLEncoding.EncodeToString([]byte(s))}
+	for range 2 { // a message within a message, at most
+		for _, f := range slices.Clone(all) {
+			for _, quote := range quotes {
+				quoted := quote(f)
+				all = append(all, quoted[1:len(quoted)-1])
+			}
+		}
+		slices.Sort(all)
+		all = slices.Compact(all)
+	}
 	for _, f := range all {
 		all = append(all, percent.ReplaceAllStringFunc(f, strings.ToLower))
 	}
