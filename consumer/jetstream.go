@@ -33,15 +33,19 @@ const readerLives = 30 * time.Second
 // apiTimeout bounds each request to JetStream's API.
 const apiTimeout = 5 * time.Second
 
+// apiPrefix is what the subjects of JetStream's API begin with.
+func apiPrefix(js jetstream.JetStream) string {
+	o := js.Options()
+	if o.Domain != "" {
+		return "$JS." + o.Domain + ".API."
+	} else if o.APIPrefix != "" {
+		return strings.TrimSuffix(o.APIPrefix, ".") + "."
+	}
+	return jetstream.DefaultAPIPrefix
+}
+
 // ask sends a request to JetStream's API.
 func (s *streamSource) ask(ctx context.Context, method string, request, answer any) error {
-	o := s.js.Options()
-	prefix := jetstream.DefaultAPIPrefix
-	if o.Domain != "" {
-		prefix = "$JS." + o.Domain + ".API."
-	} else if o.APIPrefix != "" {
-		prefix = strings.TrimSuffix(o.APIPrefix, ".") + "."
-	}
 	var body []byte
 	if request != nil {
 		var err error
@@ -51,7 +55,7 @@ func (s *streamSource) ask(ctx context.Context, method string, request, answer a
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	m, err := s.js.Conn().RequestWithContext(ctx, prefix+method, body)
+	m, err := s.js.Conn().RequestWithContext(ctx, apiPrefix(s.js)+method, body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", method, err)
 	}
@@ -179,6 +183,7 @@ func (r *streamReader) make(ctx context.Context) error {
 		return fmt.Errorf("stream %s: make a consumer to read with: %w", s.stream, err)
 	}
 	r.cons, r.name, r.gone, r.delivered, r.overdue = cons, config.Name, false, 0, 0
+	r.remade++
 	return nil
 }
 
@@ -232,6 +237,7 @@ type streamReader struct {
 
 	last      uint64 // stream sequence of the newest message read
 	gone      bool   // the consumer is: the next pull needs another one
+	remade    int    // times, since the last message
 	delivered uint64 // of the consumer's messages, those that were read
 	overdue   uint64 // the delivery that Check last found handed out but not read; 0: none
 }
@@ -251,7 +257,8 @@ func (r *streamReader) next(ctx context.Context) (jetstream.Msg, error) {
 			}
 			err := r.pulled.Error()
 			r.pulled = nil
-			if r.gone = r.gone || isGone(err); err != nil && !r.gone {
+			silent := errors.Is(err, jetstream.ErrNoHeartbeat) && r.remade > 1 // a second consumer, too
+			if r.gone = r.gone || isGone(err); err != nil && (!r.gone || silent) {
 				return nil, r.failed(err)
 			}
 		case status := <-r.status:
@@ -279,6 +286,7 @@ func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
 		return nil, r.failed(fmt.Errorf("sequence %d came after %d", meta.Sequence.Stream, r.last))
 	}
 	r.delivered++
+	r.remade = 0
 	r.last = meta.Sequence.Stream
 	return &stream.Message{
 		Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(), Sequence: r.last,

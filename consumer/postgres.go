@@ -523,12 +523,14 @@ func (s *postgres) renew(ctx context.Context) error {
 // release leaves the group: what somebody has claimed who is no member is free.
 func (s *postgres) release(ctx context.Context) error {
 	defer s.abandon()
-	var db DB = s.pool
+	leave := `DELETE FROM ` + s.table("outflow_member") + ` WHERE name = $1 AND instance = $2`
 	if s.lease != nil {
-		db = s.lease
+		if _, err := s.lease.Exec(ctx, leave, s.cfg.Name, s.me); err == nil {
+			return nil
+		}
+		s.abandon() // a session that was dropped in the middle of a query has closed its connection
 	}
-	_, err := db.Exec(ctx, `DELETE FROM `+s.table("outflow_member")+` WHERE name = $1 AND instance = $2`,
-		s.cfg.Name, s.me)
+	_, err := s.pool.Exec(ctx, leave, s.cfg.Name, s.me)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/outbox"
@@ -229,6 +231,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // session claims partitions, reads any replay for this consumer, and then the stream.
 func (r *runner) session(ctx context.Context) (err error) {
+	before := r.lastError()
+	defer func() { err = r.forbidden(err, before) }()
 	if r.store == nil {
 		if r.store, err = r.offsets.open(ctx, r.js, &r.cfg); err != nil {
 			r.store = nil
@@ -243,6 +247,7 @@ func (r *runner) session(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
+		err = r.forbidden(err, before)
 		// After most errors another session of this instance follows at once, which keeps its partitions.
 		if isCrash(err) || !leaves(err) {
 			r.store.abandon()
@@ -283,6 +288,37 @@ func (r *runner) session(ctx context.Context) (err error) {
 		return err
 	}
 	return r.readLive(ctx, st, parking)
+}
+
+// lastError is what NATS has said last about the connection.
+func (r *runner) lastError() error {
+	if r.js == nil {
+		return nil
+	}
+	return r.js.Conn().LastError()
+}
+
+// forbidden turns a time-out into a fault if NATS has said since that a subject is forbidden which is needed
+// to read: the server answers such a request in no other way, and no other session would fare better.
+func (r *runner) forbidden(err, before error) error {
+	last := r.lastError()
+	silent := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout) ||
+		errors.Is(err, jetstream.ErrNoHeartbeat)
+	if !silent || last == nil || last == before || !errors.Is(last, nats.ErrPermissionViolation) {
+		return err
+	}
+	inbox := cmp.Or(r.js.Conn().Opts.InboxPrefix, strings.TrimSuffix(nats.InboxPrefix, "."))
+	for _, subject := range []string{apiPrefix(r.js), "$KV.", inbox} {
+		if strings.Contains(last.Error(), `"`+subject) { // else it may be about something else of the program
+			return fault(
+				ErrSetup,
+				last,
+				"Let the NATS user do that: docs/nats.md has all that a consumer needs",
+				"NATS refuses it",
+			)
+		}
+	}
+	return err
 }
 
 // checkReach gives the partitions back if the stream can't be reached after a session has failed: other
