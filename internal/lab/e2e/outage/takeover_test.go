@@ -11,9 +11,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// TestTheFiguresOfATakeOverAreMeasured logs the figures of docs/operations.md: how long an event waits, at most,
-// when the instance that publishes is killed, frozen or stopped while another one stands by. What it checks is
-// only that every event comes.
+// TestTheFiguresOfATakeOverAreMeasured logs the figures of docs/upgrades.md: how long an event waits, at
+// most, when the instance that publishes is killed, frozen or stopped while another one stands by. What it
+// checks is only that every event comes.
 func TestTheFiguresOfATakeOverAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes minutes of an idle machine")
 	url, nats := pgtest.Database(t, pgtest.Own(t, 0)), natstest.Process(t).URL()
