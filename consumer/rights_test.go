@@ -21,8 +21,10 @@ import (
 // has the right, has the partitions at once.
 func TestAMissingRightInNATSEndsRun(t *testing.T) {
 	t.Parallel()
-	for _, denied := range []string{"$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.", "$JS.API.CONSUMER.CREATE.",
-		"$JS.API.CONSUMER.MSG.NEXT.", "_INBOX.", "mine."} {
+	for _, denied := range []string{
+		"$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.", "$JS.API.CONSUMER.CREATE.",
+		"$JS.API.CONSUMER.MSG.NEXT.", "_INBOX.", "mine.",
+	} {
 		t.Run(denied, func(t *testing.T) {
 			t.Parallel()
 			w, s := newHarness(t), &publisher{}
