@@ -256,12 +256,13 @@ func (u *uninstall) isGone(ctx context.Context, open func(context.Context) error
 	defer cancel()
 	u.o.Progress("trying for %v whether it is gone", goneAfter)
 	err := open(short)
-	f := outbox.FaultOf(err)
-	refused := f != nil && f.Class != outbox.Transient && postgres.SQLState(err) != noDatabase
+	f, state := outbox.FaultOf(err), postgres.SQLState(err)
+	answers := err == nil || state != "" || f != nil && f.Class != outbox.Transient ||
+		u.o.Gone == GoneNATS && u.conn != nil || u.o.Gone == GonePostgres && u.pg != nil
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err == nil || refused:
+	case answers && state != noDatabase:
 		return &outbox.Fault{Class: outbox.Usage, Code: "uninstall_gone", Err: err,
 			Message: fmt.Sprintf("--gone %s, and it answers", u.o.Gone),
 			Hint:    "Leave --gone out: what it has is to be removed as well"}
