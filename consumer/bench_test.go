@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -111,6 +112,7 @@ func BenchmarkConsumer(b *testing.B) {
 			for n := 0; n < b.N; n += events {
 				runs++
 				readEvents(b, js, c.offsets, c.handler, Config{
+					Log:  slog.New(slog.DiscardHandler),
 					Name: fmt.Sprint("c", runs), Stream: "OUTBOX", Partitions: partitions, Batch: c.batch,
 				}, min(events, b.N-n))
 			}
