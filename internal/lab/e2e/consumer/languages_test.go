@@ -50,15 +50,16 @@ func surviveKills(t *testing.T, program []string) {
 	o.MustRun("init", "--sql-api")
 	o.Start()
 	conn := harness.Connect(t, url)
-	harness.Exec(t, conn, `SELECT outflow.create_tables(); CREATE SCHEMA notes; SET search_path = notes;
+	harness.Exec(t, conn, `CREATE ROLE notes LOGIN; `+setup(t)+` CREATE SCHEMA notes; SET search_path = notes;
 		CREATE TABLE state (document text PRIMARY KEY, events int NOT NULL, hash text NOT NULL);
 		CREATE TABLE log (document text, n int, key text NOT NULL, operations int NOT NULL);
 		CREATE TABLE turns (document text PRIMARY KEY, actor text NOT NULL, turns int NOT NULL);
-		ALTER TABLE state ADD CHECK (document <> 'broken'); RESET search_path`)
+		ALTER TABLE state ADD CHECK (document <> 'broken'); RESET search_path;
+		GRANT USAGE ON SCHEMA notes TO notes; GRANT SELECT, INSERT, UPDATE ON notes.state TO notes`)
 
 	env := []string{
 		"PGOPTIONS=-c search_path=notes",
-		"DATABASE_URL=" + url,
+		"DATABASE_URL=" + strings.Replace(url, "//postgres@", "//notes@", 1),
 		"JDBC_URL=" + jdbc(url),
 		"NATS_URL=" + nats.URL(),
 		"LEASE=" + lease.String(),
@@ -138,6 +139,19 @@ func surviveKills(t *testing.T, program []string) {
 			t.Errorf("the stop was not clean: %v", err)
 		}
 	}
+}
+
+// setup is the SQL with which the page says that tables and rights are made for the role notes.
+func setup(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(harness.Path("docs", "consume-any-language.md"))
+	harness.Must(t, err)
+	_, after, _ := strings.Cut(string(page), "```sql\nSELECT outflow.create_tables();")
+	sql, _, found := strings.Cut(after, "```")
+	if !found {
+		t.Fatal("the page has no such setup any more")
+	}
+	return "SELECT outflow.create_tables();" + sql
 }
 
 // sameAsStream compares the table state with what the messages of the stream make it.
@@ -228,5 +242,5 @@ func java(t *testing.T) []string {
 // jdbc is the address of a database in the form of Java's driver.
 func jdbc(url string) string {
 	address := strings.TrimPrefix(url, "postgres://postgres@")
-	return "jdbc:postgresql://" + address + "&user=postgres&currentSchema=notes"
+	return "jdbc:postgresql://" + address + "&user=notes&currentSchema=notes"
 }
