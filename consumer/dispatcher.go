@@ -116,7 +116,11 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	}
 	partition := partitionOf(e.hash, d.layout.Partitions)
 	w := d.workers[partition]
-	if w == nil { // another instance has it
+	if w != nil && d.source == replay && e.Sequence > d.live[partition].Seq { // it is still to come as itself
+		d.met.passed(partition)
+		w = nil
+	}
+	if w == nil { // or another instance has it
 		d.at, d.header, d.busy = here, &e.head, true
 		d.met.read(m.Sequence)
 		return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -311,6 +312,51 @@ func TestAPurgedReplayHoldsUpNoLiveEvent(t *testing.T) {
 	w.await(all)
 	r.stopped()
 	w.exactly(all)
+}
+
+// TestAReplayOfWhatIsStillToComeAddsNoEffect: of a replay, only what the consumer has done by then has its
+// effect once more; the rest comes from the stream anyway.
+func TestAReplayOfWhatIsStillToComeAddsNoEffect(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"),
+		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	all := s.events(20, 3)
+	publish(t, js, all[:12]...)
+	first := w.start(w.onStream(js, nil), handler)
+	w.await(all[:12])
+	first.stopped()
+	publish(t, js, all[12:]...)
+	for i, m := range all {
+		c := *m
+		c.Header = nats.Header{"Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {strconv.Itoa(i + 1)}}
+		for k, v := range m.Header {
+			c.Header[k] = v
+		}
+		c.Subject = replayPrefix("OUTBOX", "orders") + m.Subject
+		publish(t, js, &c)
+	}
+	var mu sync.Mutex
+	var replayed []uint64
+	r := w.start(w.onStream(js, nil), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if !e.Replayed {
+			return handler(ctx, tx, e)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		replayed = append(replayed, e.Sequence)
+		return nil
+	})
+	w.await(all)
+	r.stopped()
+	w.exactly(all)
+	slices.Sort(replayed)
+	if len(replayed) != 12 || replayed[11] != 12 {
+		t.Errorf("replayed are %v, want 1 to 12", replayed)
+	}
 }
 
 // PostgreSQL is stopped, and killed, in the middle.

@@ -29,6 +29,7 @@ type run struct {
 	layout     layout
 	check      streamCheck // the dispatcher's
 	replayedTo uint64      // live events up to here are marked as replayed
+	live       offsets     // in the stream, while a replay is read
 	// replays reports whether there are replayed events to read; nil: none can come
 	replays func(ctx context.Context) (bool, error)
 

@@ -571,6 +571,7 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		src := r.replay()
 		r.cfg.Log.Info("reading a replay", "stream", src.stream, "to", last)
 		p := r.newRun(st, replay, src, parking)
+		p.live = st.Offsets[live]
 		if err := p.read(ctx, last, st.Offsets[replay]); err != nil {
 			return err
 		}
