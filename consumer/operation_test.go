@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -268,25 +269,28 @@ func TestALeaseThatCannotBeRenewedStopsNewEvents(t *testing.T) {
 	}
 }
 
+// publishReplay publishes the first events of the stream again, as outflow replay does for consumer orders.
+func publishReplay(t *testing.T, js jetstream.JetStream, events []*stream.Message) {
+	t.Helper()
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"),
+		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range events {
+		c := *m
+		c.Header = nats.Header{"Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {strconv.Itoa(i + 1)}}
+		maps.Copy(c.Header, m.Header)
+		c.Subject = replayPrefix("OUTBOX", "orders") + m.Subject
+		publish(t, js, &c)
+	}
+}
+
 // The rest of a replay that was purged does not keep the live stream waiting.
 func TestAPurgedReplayHoldsUpNoLiveEvent(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"),
-		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
-		t.Fatal(err)
-	}
-	replayed := s.events(20, 1)
-	for _, m := range replayed {
-		c := *m
-		c.Header = nats.Header{"Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {"1"}}
-		for k, v := range m.Header {
-			c.Header[k] = v
-		}
-		c.Subject = replayPrefix("OUTBOX", "orders") + m.Subject
-		publish(t, js, &c)
-	}
+	publishReplay(t, js, s.events(20, 1))
 	all := s.events(20, 3)
 	publish(t, js, all...)
 	stream, err := js.Stream(t.Context(), replayStream("OUTBOX"))
@@ -320,25 +324,13 @@ func TestAReplayOfWhatIsStillToComeAddsNoEffect(t *testing.T) {
 	t.Parallel()
 	w, s := newHarness(t), &publisher{}
 	js, _ := realStream(t, jetstream.StreamConfig{})
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"),
-		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
-		t.Fatal(err)
-	}
 	all := s.events(20, 3)
 	publish(t, js, all[:12]...)
 	first := w.start(w.onStream(js, nil), handler)
 	w.await(all[:12])
 	first.stopped()
 	publish(t, js, all[12:]...)
-	for i, m := range all {
-		c := *m
-		c.Header = nats.Header{"Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {strconv.Itoa(i + 1)}}
-		for k, v := range m.Header {
-			c.Header[k] = v
-		}
-		c.Subject = replayPrefix("OUTBOX", "orders") + m.Subject
-		publish(t, js, &c)
-	}
+	publishReplay(t, js, all)
 	var mu sync.Mutex
 	var replayed []uint64
 	r := w.start(w.onStream(js, nil), func(ctx context.Context, tx pgx.Tx, e *Event) error {

@@ -22,10 +22,10 @@ func benchCommand(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure it beside pg_recvlogical, a bare publisher and a polling relay, in one run",
-		Long: `Starts a PostgreSQL (found on this machine) and NATS for the moment, and measures outflow beside other ways to do
-the same, on the same data and one after the other: pg_recvlogical, which throws away what it reads; a publisher of
-the same messages out of its memory; a polling relay (100 rows, FOR UPDATE SKIP LOCKED, publish, mark). Other builds
-of outflow take part with --outflow.
+		Long: `Starts a PostgreSQL (found on this machine) and NATS for the moment, and measures
+outflow beside other ways to do the same, on the same data and one after the other: pg_recvlogical, which
+throws away what it reads; a publisher of the same messages out of its memory; a polling relay (100 rows,
+FOR UPDATE SKIP LOCKED, publish, mark). Other builds of outflow take part with --outflow.
 
 The cases:
   drain       a backlog of single-row transactions, and one of 100 rows each: events/s
@@ -39,11 +39,12 @@ The cases:
   sync        a NATS that syncs before it acknowledges, with sink.durable_after 0s
   restart     kill -9 behind a backlog, and a start at once: until the first new message
 
-Without --case or --full: drain and latency. Every repetition begins with another contender; what is printed are
-medians, and of ratios, which are taken within one repetition, also the lowest and the highest. A run in which a
-message is missing is an error, not a figure. Nothing is left behind.
+Without --case or --full: drain and latency. Every repetition begins with another contender; what is printed
+are medians, and of ratios, which are taken within one repetition, also the lowest and the highest. A run in
+which a message is missing is an error, not a figure. Nothing is left behind.
 
-Exit code 0 when everything was measured, 2 for a wrong option, 1 if something went wrong or it was interrupted.`,
+Exit code 0 when everything was measured, 2 for a wrong option, 1 if something went wrong or it was
+interrupted.`,
 		Example: "  outflow-lab bench\n  outflow-lab bench --case drain --rows 2000000 --repetitions 3\n  " +
 			"outflow-lab bench --full --json report.json\n" +
 			"  outflow-lab bench --outflow before=/tmp/outflow-v1 --settings before:reorder.max_events=1000",

@@ -17,11 +17,11 @@ func demoCommand(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show it: PostgreSQL and NATS for the moment, a real editing trace, a verdict",
-		Long: `Starts a PostgreSQL (found on this machine) and NATS servers for the moment, writes a recorded editing session
-through connections that commit out of order, stall, and once roll back. Three outflows publish it at the same time, in
-commit order, with a horizon and in gap mode; they are killed with kill -9 on the way and started again. It ends with
-a table: what each mode published late, how long events took, and whether the streams are what a separate reader makes
-of the WAL. Nothing is left behind.
+		Long: `Starts a PostgreSQL (found on this machine) and NATS servers for the moment, writes a
+recorded editing session through connections that commit out of order, stall, and once roll back. Three
+outflows publish it at the same time, in commit order, with a horizon and in gap mode; they are killed with
+kill -9 on the way and started again. It ends with a table: what each mode published late, how long events
+took, and whether the streams are what a separate reader makes of the WAL. Nothing is left behind.
 
 Exit code 0 if the verdict is good, 1 if not.`,
 		Example:           "  outflow-lab demo\n  outflow-lab demo --keep",

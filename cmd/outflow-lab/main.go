@@ -38,9 +38,11 @@ func root(a *cli.App) *cobra.Command {
 	}
 	return a.Root(&cobra.Command{
 		Short: "Show, attack and measure Outflow with servers that it starts for the moment",
-		Long: `Shows, attacks and measures Outflow, with the PostgreSQL and NATS servers that it starts for the moment.
+		Long: `Shows, attacks and measures Outflow, with the PostgreSQL and NATS servers that it
+starts for the moment.
 
-Exit codes: 0 clean, 1 unexpected or interrupted, 2 a wrong option, 3 a run that could not be carried out, 4 a bad verdict.`,
+Exit codes: 0 clean, 1 unexpected or interrupted, 2 a wrong option, 3 a run that could not be carried out, 4
+a bad verdict.`,
 		Example: "  outflow-lab demo\n  outflow-lab torture\n  outflow-lab bench",
 	}, append([]*cobra.Command{demoCommand(a), tortureCommand(a), benchCommand(a)}, service...)...)
 }

@@ -16,19 +16,20 @@ func tortureCommand(a *cli.App) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "torture",
 		Short: "Attack it: faults from a seeded schedule, then a verdict by an independent judge",
-		Long: `Starts PostgreSQL, NATS and several outflows as processes of their own, writes recorded editing sessions through
-many connections, injects faults from a schedule that the seed decides, and ends with the verdict of a judge that
-reads the WAL (through a slot of its own with test_decoding), the table and every message. Nothing is left behind
-after a good run; after a bad one the logs and the servers' files are kept.
+		Long: `Starts PostgreSQL, NATS and several outflows as processes of their own, writes
+recorded editing sessions through many connections, injects faults from a schedule that the seed decides,
+and ends with the verdict of a judge that reads the WAL (through a slot of its own with test_decoding), the
+table and every message. Nothing is left behind after a good run; after a bad one the logs and the servers'
+files are kept.
 
-With --postgres.url or --nats.url it uses servers of yours and only does what harms nobody else; what it makes there
-has names of its own and is removed at the end.
+With --postgres.url or --nats.url it uses servers of yours and only does what harms nobody else; what it
+makes there has names of its own and is removed at the end.
 
 The faults:
 ` + torture.Faults() + `
 
-Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be carried out, 2 for a wrong option, 1 if it
-was interrupted.`,
+Exit code 0 if the verdict is good, 4 if it is not, 3 if the run could not be carried out, 2 for a wrong
+option, 1 if it was interrupted.`,
 		Example: "  outflow-lab torture\n  outflow-lab torture --seed 42 --duration 10m --replicas 3\n  " +
 			"outflow-lab torture --kills 500 --faults outflow,postgres,-outflow.zombie\n" +
 			"  outflow-lab torture --postgres.url postgres://me@db/app --nats.url nats://nats:4222",

@@ -20,8 +20,9 @@ func (a *App) archiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "archive",
 		Short: "Keep the cold part of the stream outside of NATS, and check it",
-		Long: `Writes the messages that are confirmed to files of JSON lines, compressed with zstd, in the order of the stream, and
-checks what was written. See docs/archive.md. outflow run does nothing of it: run it from cron for example.`,
+		Long: `Writes the messages that are confirmed to files of JSON lines, compressed with zstd,
+in the order of the stream, and checks what was written. See docs/archive.md. outflow run does nothing of
+it: run it from cron for example.`,
 		Example: "  outflow archive run --config outflow.yaml\n  outflow archive verify",
 	}
 	cmd.AddCommand(a.archiveRunCommand(), a.archiveListCommand(), a.archiveVerifyCommand())
@@ -35,12 +36,13 @@ func (a *App) archiveRunCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "run",
 		Short: "Archive the stream's messages up to the confirmed checkpoint",
-		Long: `Writes segments of archive.segment_size, and the rest once it is archive.segment_age old. Each is read back whole before
-it counts. It may be killed at any point and run again, and goes on where it was; two runs at the same time do no harm.
-PostgreSQL is not needed.
+		Long: `Writes segments of archive.segment_size, and the rest once it is archive.segment_age
+old. Each is read back whole before it counts. It may be killed at any point and run again, and goes on
+where it was; two runs at the same time do no harm. PostgreSQL is not needed.
 
-Exit code 0, 2 for a wrong option, 3 if the set-up cannot work or a server can't be reached, 4 if messages were removed from
-the stream before they were archived, or archive and stream are not what they were, 1 if a server was lost: run it again.`,
+Exit code 0, 2 for a wrong option, 3 if the set-up cannot work or a server can't be reached, 4 if messages
+were removed from the stream before they were archived, or archive and stream are not what they were, 1 if a
+server was lost: run it again.`,
 		Example: "  outflow archive run --config outflow.yaml\n  outflow archive run --now\n" +
 			"  outflow archive run --accept-gap 1-4711",
 	}, func(ctx context.Context, cfg config.Config) error {
@@ -84,8 +86,8 @@ func (a *App) archiveListCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "list",
 		Short: "List the archive's segments",
-		Long: `Lists the segments of the stream, and of streams that had its name before, from their manifests, and checks that these
-form a chain. It needs neither NATS nor PostgreSQL.
+		Long: `Lists the segments of the stream, and of streams that had its name before, from their
+manifests, and checks that these form a chain. It needs neither NATS nor PostgreSQL.
 
 Exit code 0, 2 for a wrong option, 4 if a manifest is lost or damaged, 1 if the archive can't be read.`,
 		Example: "  outflow archive list --config outflow.yaml\n  outflow archive list --json",
@@ -112,12 +114,12 @@ func (a *App) archiveVerifyCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "verify",
 		Short: "Read the archive back and check every message",
-		Long: `Checks the chain of all manifests, and reads each segment whole: the hash of the object and of each message, their
-sequences and their Merkle root. With --sample N only the newest segment and N-1 others by chance are read. It needs neither
-NATS nor PostgreSQL.
+		Long: `Checks the chain of all manifests, and reads each segment whole: the hash of the
+object and of each message, their sequences and their Merkle root. With --sample N only the newest segment
+and N-1 others by chance are read. It needs neither NATS nor PostgreSQL.
 
-Exit code 0 if all is as it was written, 2 for a wrong option, 4 if an object is lost or damaged, which is named, 1 if the
-archive can't be read.`,
+Exit code 0 if all is as it was written, 2 for a wrong option, 4 if an object is lost or damaged, which is
+named, 1 if the archive can't be read.`,
 		Example: "  outflow archive verify --config outflow.yaml\n  outflow archive verify --sample 3",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if sample < 0 {

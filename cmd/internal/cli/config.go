@@ -49,8 +49,9 @@ func (a *App) configCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   "config",
 		Short: "Print the configuration in force, and where each value comes from",
-		Long: `Prints the effective configuration in the form of the file, each value with where it comes from, secrets
-hidden. Nothing is connected to. Exit code 2 if a setting is unknown or a value is not possible.`,
+		Long: `Prints the effective configuration in the form of the file, each value with where it
+comes from, secrets hidden. Nothing is connected to. Exit code 2 if a setting is unknown or a value is not
+possible.`,
 		Example: "  outflow config --config outflow.yaml --reorder.horizon 50ms",
 	}, func(_ context.Context, cfg config.Config) error {
 		_, err := a.Stdout.Write(cfg.YAML())

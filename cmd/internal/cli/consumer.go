@@ -75,11 +75,11 @@ func (a *App) consumerListCommand() *cobra.Command {
 	cmd := a.onConsumers(&cobra.Command{
 		Use:   "list",
 		Short: "The consumers of the stream, with lag and position",
-		Long: `Lists the consumers of the stream: how many messages lie before each (lag), the sequence and the position up to
-which everything is done, and whether somebody reads from it now. Of those of the Go package consumer whose database is
-at hand also the instances that share their partitions, partitions that nobody works on or that wait for what the broker
-has lost, a change of the layout that is under way, and how many events are parked. Their lag counts from the slowest
-partition.`,
+		Long: `Lists the consumers of the stream: how many messages lie before each (lag), the
+sequence and the position up to which everything is done, and whether somebody reads from it now. Of those
+of the Go package consumer whose database is at hand also the instances that share their partitions,
+partitions that nobody works on or that wait for what the broker has lost, a change of the layout that is
+under way, and how many events are parked. Their lag counts from the slowest partition.`,
 		Example: "  outflow consumer list\n" +
 			"  outflow consumer list --database postgres://app@db/search --json",
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {
@@ -150,16 +150,18 @@ func (a *App) consumerRewindCommand() *cobra.Command {
 	cmd := a.onConsumers(&cobra.Command{
 		Use:   "rewind <consumer>",
 		Short: "Set a consumer back, so that it reads events again",
-		Long: `Sets a consumer back to a place in the stream: start, seq:N (the first one that comes again), position:LSN-i,
-time:2026-01-31T12:00:00Z, or time:2h for two hours ago. Says what will come again, and asks first.
+		Long: `Sets a consumer back to a place in the stream: start, seq:N (the first one that comes
+again), position:LSN-i, time:2026-01-31T12:00:00Z, or time:2h for two hours ago. Says what will come again,
+and asks first.
 
-A consumer of the Go package consumer sees the events that it had before marked as replayed. Of any other durable the
-configuration is kept and the durable made again. It has to be stopped; with --running one that keeps its marks in
-PostgreSQL is set back while its instances run, which go on from there. It only goes back, and only to what the stream
-still has: what retention removed, outflow replay --from table --to consumer:NAME reads.
+A consumer of the Go package consumer sees the events that it had before marked as replayed. Of any other
+durable the configuration is kept and the durable made again. It has to be stopped; with --running one that
+keeps its marks in PostgreSQL is set back while its instances run, which go on from there. It only goes
+back, and only to what the stream still has: what retention removed, outflow replay --from table --to
+consumer:NAME reads.
 
-Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place or a server
-can't be reached, 1 if a server is lost on the way: run it again.`,
+Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place or
+a server can't be reached, 1 if a server is lost on the way: run it again.`,
 		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to " +
 			"time:2026-01-31T12:00:00Z --yes",
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {
@@ -221,12 +223,13 @@ func (a *App) consumerDeleteCommand() *cobra.Command {
 	cmd := a.onConsumers(&cobra.Command{
 		Use:   "delete <consumer>",
 		Short: "Delete a consumer: its marks, what it has parked, what NATS has of it",
-		Long: `Deletes what there is of a consumer: its marks, its instances' rows and what it has parked, its durable, and
-messages that were replayed to it and not read. Its effects stay. Says what that is, and asks first. It has to be
-stopped. What is parked is only deleted with --force: its effects would never happen. Killed on the way, it is run again.
+		Long: `Deletes what there is of a consumer: its marks, its instances' rows and what it has
+parked, its durable, and messages that were replayed to it and not read. Its effects stay. Says what that
+is, and asks first. It has to be stopped. What is parked is only deleted with --force: its effects would
+never happen. Killed on the way, it is run again.
 
-Exit code 2 without --yes where nobody can be asked, 3 if it runs, has parked events, if there is no such consumer or a
-server can't be reached, 1 if a server is lost on the way: run it again.`,
+Exit code 2 without --yes where nobody can be asked, 3 if it runs, has parked events, if there is no such
+consumer or a server can't be reached, 1 if a server is lost on the way: run it again.`,
 		Example: "  outflow consumer delete search --dry-run\n  outflow consumer delete search --yes",
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {
 		var plan *consumeradmin.Deletion
@@ -268,14 +271,14 @@ func (a *App) consumerRepartitionCommand() *cobra.Command {
 	cmd := a.onConsumers(&cobra.Command{
 		Use:   "repartition <consumer>",
 		Short: "Change into how many partitions a consumer is divided, or how a document is found",
-		Long: `Asks for another number of partitions (--partitions), or for another way to find the document of a message
-(--keying, as the error ErrKeying and outflow consumer list name it). The running instances do it: they work up to one
-sequence, the barrier, and go on in the new layout when all partitions are there. Says what that is, asks first, and
-waits, unless no instance runs. Killed or not, the change goes on; run again, the command shows how far it is. --cancel
-takes it back, as long as it has not happened.
+		Long: `Asks for another number of partitions (--partitions), or for another way to find the
+document of a message (--keying, as the error ErrKeying and outflow consumer list name it). The running
+instances do it: they work up to one sequence, the barrier, and go on in the new layout when all partitions
+are there. Says what that is, asks first, and waits, unless no instance runs. Killed or not, the change goes
+on; run again, the command shows how far it is. --cancel takes it back, as long as it has not happened.
 
-Exit code 2 without --yes where nobody can be asked, 3 if another change is under way, if there is no such consumer or a
-server can't be reached, 1 if a server is lost on the way.`,
+Exit code 2 without --yes where nobody can be asked, 3 if another change is under way, if there is no such
+consumer or a server can't be reached, 1 if a server is lost on the way.`,
 		Example: "  outflow consumer repartition search --partitions 16\n  outflow consumer repartition " +
 			"search --cancel --yes",
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {

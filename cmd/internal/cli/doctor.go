@@ -25,14 +25,14 @@ func (a *App) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the whole chain, and say what is wrong or may become so",
-		Long: `Looks at the configuration, PostgreSQL, slot, table and publication, NATS, stream, checkpoint record, consumers,
-this host and the outflow that runs on it, also where some of them are down. It changes nothing. What could not be
-read is shown as not known, with the right that is missing.
+		Long: `Looks at the configuration, PostgreSQL, slot, table and publication, NATS, stream,
+checkpoint record, consumers, this host and the outflow that runs on it, also where some of them are down.
+It changes nothing. What could not be read is shown as not known, with the right that is missing.
 
 Checks have names such as slot.headroom; --only and --skip take those, or the part before the dot.
 
-Exit code 0 if nothing is worse than a warning, 1 if not everything could be read, 2 for a wrong option or setting,
-3 for an error, 4 for something critical.`,
+Exit code 0 if nothing is worse than a warning, 1 if not everything could be read, 2 for a wrong option or
+setting, 3 for an error, 4 for something critical.`,
 		Example: "  outflow doctor --config outflow.yaml\n  outflow doctor --before-init\n" +
 			"  outflow doctor --standby postgres://outflow@db2/app",
 		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,

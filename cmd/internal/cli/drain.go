@@ -22,15 +22,15 @@ func (a *App) drainCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "drain",
 		Short: "Publish all that is committed, wait until it is confirmed, say when it is safe to stop",
-		Long: `Publishes everything that is committed and waits until all of it is confirmed to PostgreSQL: before an upgrade or
-a move of the database, a change of the column mapping, or to end an installation. Stop the writers first. While
-rows are still written it goes on, and says how many came.
+		Long: `Publishes everything that is committed and waits until all of it is confirmed to
+PostgreSQL: before an upgrade or a move of the database, a change of the column mapping, or to end an
+installation. Stop the writers first. While rows are still written it goes on, and says how many came.
 
-Where an outflow holds the slot, drain only watches it. Where none does, drain publishes itself. What counts as
-confirmed has been in the stream for sink.durable_after: that is how long it takes at least.
+Where an outflow holds the slot, drain only watches it. Where none does, drain publishes itself. What counts
+as confirmed has been in the stream for sink.durable_after: that is how long it takes at least.
 
-Exit code 0 when everything is confirmed, 1 when that was not so within the timeout or before a signal (nothing is
-lost by that: run it again), 3 to 5 as of outflow run.`,
+Exit code 0 when everything is confirmed, 1 when that was not so within the timeout or before a signal
+(nothing is lost by that: run it again), 3 to 5 as of outflow run.`,
 		Example: "  outflow drain --config outflow.yaml\n  outflow drain --timeout 1h --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		return a.drain(ctx, cfg, timeout, asJSON)

@@ -18,9 +18,9 @@ func (a *App) explainCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain [code or text]",
 		Short: "Say what a code means and what to do, or find the code of a message",
-		Long: `Explains a code that a command, a log, a metric or the status page has shown. With other
-words, such as the message itself, it lists the codes that are most likely meant; without any it lists all.
-It needs no connection.`,
+		Long: `Explains a code that a command, a log, a metric or the status page has shown. With
+other words, such as the message itself, it lists the codes that are most likely meant; without any it lists
+all. It needs no connection.`,
 		Example:           "  outflow explain slot_missing\n  outflow explain \"replication slot is in use\"",
 		ValidArgsFunction: cobra.FixedCompletions(codes(), cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -19,8 +19,8 @@ func (a *App) healthcheckCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   "healthcheck",
 		Short: "Ask a running outflow's /healthz, for images without a shell",
-		Long: `Asks /healthz of the outflow that listens on the setting listen. Exit code 0 if it is alive, 1 if it is not or
-does not answer within 3 s.`,
+		Long: `Asks /healthz of the outflow that listens on the setting listen. Exit code 0 if it is
+alive, 1 if it is not or does not answer within 3 s.`,
 		Example: "  outflow healthcheck --listen 127.0.0.1:7422\n  HEALTHCHECK CMD [\"/outflow\", " +
 			"\"healthcheck\"]   (in a Dockerfile)",
 	}, func(ctx context.Context, cfg config.Config) error {

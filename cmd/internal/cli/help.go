@@ -70,9 +70,9 @@ func settingsTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:   "settings",
 		Short: "All settings: as flags, in the environment, in the file",
-		Long: `Each setting can be given as a flag, in the environment as OUTFLOW_ and its path in upper case with _ for
-each dot, or in the YAML file that --config or OUTFLOW_CONFIG names. Flags come before the environment, the
-environment before the file, the file before the defaults:
+		Long: `Each setting can be given as a flag, in the environment as OUTFLOW_ and its path in
+upper case with _ for each dot, or in the YAML file that --config or OUTFLOW_CONFIG names. Flags come before
+the environment, the environment before the file, the file before the defaults:
 
   --reorder.horizon 50ms
   OUTFLOW_REORDER_HORIZON=50ms

@@ -22,26 +22,28 @@ func (a *App) initCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "init",
 		Short: "Make what is missing: table, publication, stream, slot, checkpoint record",
-		Long: `Makes the outbox table (if there is none), the publication, the JetStream stream, the slot and the checkpoint
-record. Run again it finishes what is missing, and changes nothing that is there, but for the table's columns in the
-record, once all that was written before is published. Rows older than the slot are not published: it says how many there are.
-It looks at the table's newest rows and says which ordering mode (reorder.mode) fits; it changes no setting.
-It makes nothing unless everything fits. With --dry-run it makes nothing at all, and says of each object whether it is there, would
-be made, or does not fit; the exit code is the one that it would end with.
+		Long: `Makes the outbox table (if there is none), the publication, the JetStream stream, the
+slot and the checkpoint record. Run again it finishes what is missing, and changes nothing that is there,
+but for the table's columns in the record, once all that was written before is published. Rows older than
+the slot are not published: it says how many there are. It looks at the table's newest rows and says which
+ordering mode (reorder.mode) fits; it changes no setting. It makes nothing unless everything fits. With
+--dry-run it makes nothing at all, and says of each object whether it is there, would be made, or does not
+fit; the exit code is the one that it would end with.
 
-With --snapshot rows older than the slot are published: first the rows that are there, in the order (doc_id, seq_key), then what is written from then
-on, each row once. It may be killed at any point and run again; outflow run starts when it has finished. Writers may go on.
+With --snapshot rows older than the slot are published: first the rows that are there, in the order (doc_id,
+seq_key), then what is written from then on, each row once. It may be killed at any point and run again;
+outflow run starts when it has finished. Writers may go on.
 
-With --sql-api it also makes the function outflow.enqueue(doc_id, actor_id, counter, payload), for services in any language, and
-the table outflow_counter, from which it takes the next counter where the call gives none. Run it again after a change of the
-table, of columns, headers, source or sink.max_payload.
+With --sql-api it also makes the function outflow.enqueue(doc_id, actor_id, counter, payload), for services
+in any language, and the table outflow_counter, from which it takes the next counter where the call gives
+none. Run it again after a change of the table, of columns, headers, source or sink.max_payload.
 
-What somebody else has made is not used: a table in a schema in which every role may create, or function, schema and
-counters of --sql-api, unless its owner is the role that runs the command or one that it is a member of, the owner of the
-database or of the table, a superuser, or named with --accept-owner.
+What somebody else has made is not used: a table in a schema in which every role may create, or function,
+schema and counters of --sql-api, unless its owner is the role that runs the command or one that it is a
+member of, the owner of the database or of the table, a superuser, or named with --accept-owner.
 
-Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost or a snapshot did
-not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
+Exit code 3 if something is there that outflow can't use, 4 if the record says that something was lost or a
+snapshot did not finish, 5 if the snapshot has come to a row that can't be published (sink.on_poison: stop).`,
 		Example: "  outflow init --config outflow.yaml\n  outflow init --dry-run\n  outflow init --print\n " +
 			" outflow init --snapshot\n  outflow init --sql-api",
 	}, func(ctx context.Context, cfg config.Config) error {

@@ -17,9 +17,10 @@ func (a *App) parkedCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "parked",
 		Short: "Events that a consumer could not process: list, show, retry, skip",
-		Long: `A consumer (the Go package consumer) parks an event that failed for good, and all later ones of its document, in a
-table of its database; other documents go on. These commands show what is parked and say what is to be released.
-The running consumer does it, within seconds; if none runs, the next one does.`,
+		Long: `A consumer (the Go package consumer) parks an event that failed for good, and all
+later ones of its document, in a table of its database; other documents go on. These commands show what is
+parked and say what is to be released. The running consumer does it, within seconds; if none runs, the next
+one does.`,
 		Example: "  outflow parked list\n  outflow parked show orders note-1\n  outflow parked retry " +
 			"orders note-1 --wait",
 	}
@@ -63,8 +64,9 @@ func (a *App) parkedRetryCommand() *cobra.Command {
 	cmd := a.onParked(&cobra.Command{
 		Use:   "retry <consumer> [document ...]",
 		Short: "Release documents: the first event is tried again, the others follow",
-		Long: `Says that documents are to be released. The running consumer tries the first event again, and if that has its effect
-all later ones in their order. Where one fails, it and what follows stay parked.`,
+		Long: `Says that documents are to be released. The running consumer tries the first event
+again, and if that has its effect all later ones in their order. Where one fails, it and what follows stay
+parked.`,
 		Example: "  outflow parked retry orders note-1 --wait\n  outflow parked retry orders --all",
 	}, cobra.MinimumNArgs(1), func(ctx context.Context, w *parked.Command, args []string) error {
 		if r.Consumer, r.Documents = args[0], args[1:]; r.All == (len(r.Documents) > 0) {
@@ -83,8 +85,9 @@ func (a *App) parkedSkipCommand() *cobra.Command {
 	cmd := a.onParked(&cobra.Command{
 		Use:   "skip <consumer> <document> ...",
 		Short: "Drop the first event of documents without its effect, and release the others",
-		Long: `Says that the first parked event of each document is to be dropped: it has no effect, now or later. The others are
-released as retry does it. outflow parked show prints what is going to be dropped.`,
+		Long: `Says that the first parked event of each document is to be dropped: it has no effect,
+now or later. The others are released as retry does it. outflow parked show prints what is going to be
+dropped.`,
 		Example: "  outflow parked skip orders note-1 --wait",
 	}, cobra.MinimumNArgs(2), func(ctx context.Context, w *parked.Command, args []string) error {
 		r.Consumer, r.Documents = args[0], args[1:]

@@ -20,9 +20,10 @@ func (a *App) partitionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "partition",
 		Short: "Keep the outbox table small: partitions ahead, and old ones dropped when everybody has them",
-		Long: `Makes partitions of the outbox ahead of time, detaches those whose range is over, and drops them when every replication
-slot that uses pgoutput in the database has confirmed their rows, their ids are in the stream, and a repair no longer needs
-them. See docs/retention.md. It runs as the role that owns the table, from cron for example: outflow run does nothing of it.`,
+		Long: `Makes partitions of the outbox ahead of time, detaches those whose range is over, and
+drops them when every replication slot that uses pgoutput in the database has confirmed their rows, their
+ids are in the stream, and a repair no longer needs them. See docs/retention.md. It runs as the role that
+owns the table, from cron for example: outflow run does nothing of it.`,
 		Example: "  outflow partition plan --config outflow.yaml\n  outflow partition apply",
 	}
 	cmd.AddCommand(a.partitionPlanCommand(), a.partitionApplyCommand())
@@ -34,11 +35,11 @@ func (a *App) partitionPlanCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "plan",
 		Short: "Say what apply would do, and what each partition waits for",
-		Long: `Says of each partition what apply would do next, or what it waits for: a slot, by name; a transaction; the time that
-a repair needs it. It changes nothing.
+		Long: `Says of each partition what apply would do next, or what it waits for: a slot, by
+name; a transaction; the time that a repair needs it. It changes nothing.
 
-Exit code 0, 2 for a wrong option, 3 if the set-up cannot work or a server can't be reached, 4 if outflow run could not
-start because of a gap: then nothing may go.`,
+Exit code 0, 2 for a wrong option, 3 if the set-up cannot work or a server can't be reached, 4 if outflow
+run could not start because of a gap: then nothing may go.`,
 		Example: "  outflow partition plan --config outflow.yaml\n  outflow partition plan --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		return a.partition(ctx, cfg, partition.Options{}, asJSON)
@@ -53,16 +54,16 @@ func (a *App) partitionApplyCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "apply",
 		Short: "Make, detach, verify and drop partitions, as far as that is possible now",
-		Long: `Takes each partition as far as it goes now, and says what it waits for then. Run it every hour, or more often than a
-partition lasts. It may be killed at any point and run again, and goes on where it was. Of two runs at the same time
-the second one ends at once.
+		Long: `Takes each partition as far as it goes now, and says what it waits for then. Run it
+every hour, or more often than a partition lasts. It may be killed at any point and run again, and goes on
+where it was. Of two runs at the same time the second one ends at once.
 
-Rows that were never published (they are older than init, or were attached with a partition) are counted and named, and
-stay. --accept-unpublished N lets partitions go that have exactly N of them.
+Rows that were never published (they are older than init, or were attached with a partition) are counted and
+named, and stay. --accept-unpublished N lets partitions go that have exactly N of them.
 
-Exit code 0 if all was done that can be done now, 2 for a wrong option, 3 if the set-up cannot work or a server can't be
-reached, 4 if rows were never published or outflow run could not start because of a gap, 1 if a lock was not to be had, a
-server was lost, or another run is at it: run it again.`,
+Exit code 0 if all was done that can be done now, 2 for a wrong option, 3 if the set-up cannot work or a
+server can't be reached, 4 if rows were never published or outflow run could not start because of a gap, 1
+if a lock was not to be had, a server was lost, or another run is at it: run it again.`,
 		Example: "  outflow partition apply --config outflow.yaml\n  outflow partition apply --dry-run\n" +
 			"  outflow partition apply --accept-unpublished 17",
 	}, func(ctx context.Context, cfg config.Config) error {

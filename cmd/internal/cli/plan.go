@@ -18,12 +18,13 @@ func (a *App) planCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "plan",
 		Short: "Measure rates, and say how large slot, disk, stream and memory have to be",
-		Long: `Measures for a while how much WAL the server writes and how many events come, and how large they are, and says what an
-outage and a retention take: max_slot_wal_keep_size, disk, size of the stream, network, memory, connections. Each figure
-says how it was derived, from what is measured, configured or assumed, and what is set now. It changes nothing.
+		Long: `Measures for a while how much WAL the server writes and how many events come, and how
+large they are, and says what an outage and a retention take: max_slot_wal_keep_size, disk, size of the
+stream, network, memory, connections. Each figure says how it was derived, from what is measured, configured
+or assumed, and what is set now. It changes nothing.
 
-What is measured in a quiet hour holds for a quiet hour: run it when the most is written, with --measure 5m. It also works
-before outflow init, and without NATS, with what the table shows.
+What is measured in a quiet hour holds for a quiet hour: run it when the most is written, with --measure 5m.
+It also works before outflow init, and without NATS, with what the table shows.
 
 Exit code 0, 2 for a wrong option, 3 if PostgreSQL can't be reached.`,
 		Example: "  outflow plan --config outflow.yaml\n  outflow plan --measure 5m --outage 8h --days 30\n" +

@@ -17,25 +17,25 @@ func (a *App) repairCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "repair",
 		Short: "Say what a gap has cost, and close it from the outbox table",
-		Long: `Reads everything as a start does, says what outflow run stops with (exit code 4), which rows of the table are in no
-message of the stream, and what a repair would do. It changes nothing, unless --accept names the fault: then it
-publishes the missing rows at the end of the stream, in the order (doc_id, seq_key), and writes the checkpoint
-record that outflow run goes on from. It may be killed at any point and run again. Outflow must be stopped,
-writers may go on.
+		Long: `Reads everything as a start does, says what outflow run stops with (exit code 4),
+which rows of the table are in no message of the stream, and what a repair would do. It changes nothing,
+unless --accept names the fault: then it publishes the missing rows at the end of the stream, in the order
+(doc_id, seq_key), and writes the checkpoint record that outflow run goes on from. It may be killed at any
+point and run again. Outflow must be stopped, writers may go on.
 
-With --check it compares table and stream also where outflow run finds nothing wrong, and ends with exit code 4 (rows_missing) if a
-row is in no message and the slot will not bring it.
+With --check it compares table and stream also where outflow run finds nothing wrong, and ends with exit
+code 4 (rows_missing) if a row is in no message and the slot will not bring it.
 
-Rows are found by their id: rows that were deleted from the table, or that have no id, can't be. Memory grows with
-the rows of the table for which --where holds, about 40 bytes each.
+Rows are found by their id: rows that were deleted from the table, or that have no id, can't be. Memory
+grows with the rows of the table for which --where holds, about 40 bytes each.
 
-Events that were written as logical messages (source: message, both) are in no table. Where some of them may be lost,
-the repair says so and refuses, unless --accept-loss says in these words: "message events". Without a table it then
-publishes nothing, and makes slot and record such that outflow run goes on.
+Events that were written as logical messages (source: message, both) are in no table. Where some of them may
+be lost, the repair says so and refuses, unless --accept-loss says in these words: "message events". Without
+a table it then publishes nothing, and makes slot and record such that outflow run goes on.
 
-Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found or --accept-loss
-is missing, 3 if no repair is possible as things are (outflow still runs, no id column, ...), 5 if a missing row can't
-be published, 1 if it was interrupted or a server can't be reached.`,
+Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found or
+--accept-loss is missing, 3 if no repair is possible as things are (outflow still runs, no id column, ...),
+5 if a missing row can't be published, 1 if it was interrupted or a server can't be reached.`,
 		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where " +
 			"\"created_at > now() - interval '2 days'\"",
 	}, func(ctx context.Context, cfg config.Config) error {

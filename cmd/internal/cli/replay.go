@@ -28,20 +28,22 @@ func (a *App) replayCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "replay",
 		Short: "Read events again: to standard output, to another stream, or to one consumer",
-		Long: `Reads again the events for which all that is given holds, in their original order, and never puts them among the
-live ones. It reads from the stream while that still has all of them, else from the outbox table in the order
-(doc_id, seq_key, id); it says which, and why. Where neither has everything it refuses, until --from says which.
+		Long: `Reads again the events for which all that is given holds, in their original order,
+and never puts them among the live ones. It reads from the stream while that still has all of them, else
+from the outbox table in the order (doc_id, seq_key, id); it says which, and why. Where neither has
+everything it refuses, until --from says which.
 
---to stdout prints a line of JSON for each event; stream:NAME publishes under NAME's subjects (the stream is made if
-there is none); subject:again.> to another stream's subjects; consumer:NAME to one consumer of package consumer
-alone (--database is that of its marks), which handles them, marked as replayed, before it goes on with the live ones. Messages have the
-header Outflow-Replay. A replay that was interrupted goes on with --replay-id.
+--to stdout prints a line of JSON for each event; stream:NAME publishes under NAME's subjects (the stream is
+made if there is none); subject:again.> to another stream's subjects; consumer:NAME to one consumer of
+package consumer alone (--database is that of its marks), which handles them, marked as replayed, before it
+goes on with the live ones. Messages have the header Outflow-Replay. A replay that was interrupted goes on
+with --replay-id.
 
 Ranges are from..to, both included, either may be left out. Times are RFC 3339, or how long ago: 2h, 7d.
 
 Exit code 0 when all is read, 1 if it was interrupted or a server was lost on the way (run it again with its
---replay-id), 2 for a selection or target that can't be, 3 if nobody has the range any more, it can't be known or a
-server can't be reached, 5 if a row of the table can't be published.`,
+--replay-id), 2 for a selection or target that can't be, 3 if nobody has the range any more, it can't be
+known or a server can't be reached, 5 if a row of the table can't be published.`,
 		Example: "  outflow replay --doc note-17 --to stdout\n" +
 			"  outflow replay --time 2026-01-31T00:00:00Z..2026-02-01T00:00:00Z --to consumer:search " +
 			"--dry-run\n" +

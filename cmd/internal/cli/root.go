@@ -15,8 +15,8 @@ func (a *App) Outflow() *cobra.Command {
 		Long: `Outflow publishes the inserts of a PostgreSQL outbox table to a NATS JetStream stream:
 committed rows only, each exactly once, in an order that depends on the WAL alone.
 
-Exit codes: 0 clean, 1 unexpected or interrupted, 2 a wrong option or setting, 3 the set-up cannot work, 4 a gap or a
-divergence that an operator has to decide about, 5 a row that cannot be published.`,
+Exit codes: 0 clean, 1 unexpected or interrupted, 2 a wrong option or setting, 3 the set-up cannot work, 4 a
+gap or a divergence that an operator has to decide about, 5 a row that cannot be published.`,
 		Example: "  outflow init --config outflow.yaml\n  outflow run --config outflow.yaml",
 	}, a.Service()...)
 }

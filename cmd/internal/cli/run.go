@@ -33,20 +33,23 @@ func (a *App) runCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   serviceName,
 		Short: "Publish the outbox until stopped",
-		Long: `Streams the slot, publishes the outbox's events in order, and confirms to PostgreSQL what is durable. It
-reconnects and recovers by itself. While another outflow holds the slot it stands by and takes over when that ends.
+		Long: `Streams the slot, publishes the outbox's events in order, and confirms to PostgreSQL
+what is durable. It reconnects and recovers by itself. While another outflow holds the slot it stands by and
+takes over when that ends.
 
-SIGTERM or SIGINT stop it cleanly: what is in flight is acknowledged first, within stop_timeout. A second signal
-ends it at once, which loses nothing either.
+SIGTERM or SIGINT stop it cleanly: what is in flight is acknowledged first, within stop_timeout. A second
+signal ends it at once, which loses nothing either.
 
-SIGHUP takes over log.level and sink.on_poison of the file, and tries whether new connections can be opened with the
-credentials and certificates that the files hold now. It never ends run; it ends the other commands.
+SIGHUP takes over log.level and sink.on_poison of the file, and tries whether new connections can be opened
+with the credentials and certificates that the files hold now. It never ends run; it ends the other
+commands.
 
-With on_fault: hold it stays at a fault, with its page, metrics and probes, publishes nothing, and goes on when the
-fault is gone. SIGTERM ends it with the exit code of the fault.
+With on_fault: hold it stays at a fault, with its page, metrics and probes, publishes nothing, and goes on
+when the fault is gone. SIGTERM ends it with the exit code of the fault.
 
-Exit code 3 if the set-up can't work, 4 for a gap or a divergence that an operator has to decide about, 5 for a
-row that can't be published (sink.on_poison: stop), 1 after a second signal. Outages have none: it goes on after them.`,
+Exit code 3 if the set-up can't work, 4 for a gap or a divergence that an operator has to decide about, 5
+for a row that can't be published (sink.on_poison: stop), 1 after a second signal. Outages have none: it
+goes on after them.`,
 		Example: "  outflow run --config outflow.yaml",
 	}, a.publish)
 }

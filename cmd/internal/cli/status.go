@@ -21,12 +21,13 @@ func (a *App) statusCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "status",
 		Short: "Show what is wrong, lag, watermarks, and the health of slot and stream",
-		Long: `Reads slot, checkpoint record, stream, consumers and servers, and shows where outflow is and what to do. It needs no
-running outflow, and changes nothing. It shows what it can read where a server does not answer.
+		Long: `Reads slot, checkpoint record, stream, consumers and servers, and shows where outflow
+is and what to do. It needs no running outflow, and changes nothing. It shows what it can read where a
+server does not answer.
 
-The exit code is 0 if everything could be read, also where the health says that run would not start; 3 if something
-could not be read. With --watch it shows all of it again every 2 seconds until it is interrupted, and ends with 0; if
-the output is not a terminal, in a line each.`,
+The exit code is 0 if everything could be read, also where the health says that run would not start; 3 if
+something could not be read. With --watch it shows all of it again every 2 seconds until it is interrupted,
+and ends with 0; if the output is not a terminal, in a line each.`,
 		Example: "  outflow status --config outflow.yaml\n  outflow status --watch\n  outflow status --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		log := newLogger(a.Stderr, cfg)

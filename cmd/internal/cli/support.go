@@ -23,16 +23,17 @@ func (a *App) supportCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "support",
 		Short: "Put what a bug report needs into one archive, without secrets",
-		Long: `Gathers version, settings, what status and doctor say, pages and metrics of the outflow that runs on this host,
-checkpoint record, stream and consumers, slot, publication and the table's columns, and with --log the end of a log,
-and writes a tar.gz that only you may read. It changes nothing, and works while servers are away: the archive says
-what could not be read.
+		Long: `Gathers version, settings, what status and doctor say, pages and metrics of the
+outflow that runs on this host, checkpoint record, stream and consumers, slot, publication and the table's
+columns, and with --log the end of a log, and writes a tar.gz that only you may read. It changes nothing,
+and works while servers are away: the archive says what could not be read.
 
-Passwords, tokens, keys and the contents of rows are replaced by ***. They are recognised by their values, which the
-settings and the files that they name hold, and by their form; look at what is in the archive before you send it.
+Passwords, tokens, keys and the contents of rows are replaced by ***. They are recognised by their values,
+which the settings and the files that they name hold, and by their form; look at what is in the archive
+before you send it.
 
-Exit code 0 if the archive is written, also where something could not be read; 2 if the file can't be written, or
-the log can't be read.`,
+Exit code 0 if the archive is written, also where something could not be read; 2 if the file can't be
+written, or the log can't be read.`,
 		Example: "  outflow support --config outflow.yaml\n" +
 			"  outflow support --log /var/log/outflow.log --mask-hosts --output report.tar.gz",
 	}, func(ctx context.Context, cfg config.Config) error {

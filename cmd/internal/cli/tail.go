@@ -24,16 +24,18 @@ func (a *App) tailCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "tail",
 		Short: "Show what is published, a line each: position, document, size, latency",
-		Long: `Shows each message when it is stored in the stream, until Ctrl-C: the time, its sequence, the position of its event
-in the WAL, subject, document, seq_key, id and type of the event, the size of the payload, and how long it took. It
-begins with what is published from now on, unless --last, --since or --seq says otherwise.
+		Long: `Shows each message when it is stored in the stream, until Ctrl-C: the time, its
+sequence, the position of its event in the WAL, subject, document, seq_key, id and type of the event, the
+size of the payload, and how long it took. It begins with what is published from now on, unless --last,
+--since or --seq says otherwise.
 
-It reads through an ordered consumer, which acknowledges nothing, holds up nobody, and is deleted at the end. While
-NATS is away it says so on standard error, and then goes on with the next sequence. Messages that were removed are
-named there as well; with --doc or --filter only those that were removed from the beginning of the stream.
+It reads through an ordered consumer, which acknowledges nothing, holds up nobody, and is deleted at the
+end. While NATS is away it says so on standard error, and then goes on with the next sequence. Messages that
+were removed are named there as well; with --doc or --filter only those that were removed from the beginning
+of the stream.
 
-latency is from the time that a mapped header says (headers: {Created: created_at}) to that at which the stream stored
-the message; without such a header it is left out, because the Outflow header has no time.
+latency is from the time that a mapped header says (headers: {Created: created_at}) to that at which the
+stream stored the message; without such a header it is left out, because the Outflow header has no time.
 
 Exit code 0 after --count messages, at Ctrl-C, and when the reader of the output has gone; 2 for options that
 contradict each other, 3 if the stream can't be read.`,

@@ -21,21 +21,23 @@ func (a *App) uninstallCommand() *cobra.Command {
 	cmd := a.configured(&cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove what init has made for a slot; without --yes, say what would be removed",
-		Long: `Removes the slot, the publication (unless another slot may read it) and the checkpoint record. The outbox table stays,
-always. The stream stays, with its messages, unless --with-stream is given; outflow init then goes on behind them. Without --yes
-nothing is changed: it says what would be removed, in this order, and what stays and why.
+		Long: `Removes the slot, the publication (unless another slot may read it) and the
+checkpoint record. The outbox table stays, always. The stream stays, with its messages, unless --with-stream
+is given; outflow init then goes on behind them. Without --yes nothing is changed: it says what would be
+removed, in this order, and what stays and why.
 
-It refuses what would lose something: a slot that is held, or has events that are not published; with --with-stream, consumers
-that have not read all of it, or have parked events; a repair or a snapshot that has not finished; a slot or a server that
-the record does not know. It names the way out of each. --accept CODE passes over it, except for a slot that is held.
+It refuses what would lose something: a slot that is held, or has events that are not published; with
+--with-stream, consumers that have not read all of it, or have parked events; a repair or a snapshot that
+has not finished; a slot or a server that the record does not know. It names the way out of each. --accept
+CODE passes over it, except for a slot that is held.
 
-While it reads the slot, until that is dropped, nobody can write to the table. If a server doesn't exist any more, --gone nats or
---gone postgres removes what the other one has.
+While it reads the slot, until that is dropped, nobody can write to the table. If a server doesn't exist any
+more, --gone nats or --gone postgres removes what the other one has.
 
 It may be killed at any point and run again, and goes on where a part is gone already.
 
-Exit code 0 if it was done, would be, or there is nothing to do, 2 for a wrong option, 3 if it is refused or a server can't
-be reached, 1 if a server was lost on the way: run it again.`,
+Exit code 0 if it was done, would be, or there is nothing to do, 2 for a wrong option, 3 if it is refused or
+a server can't be reached, 1 if a server was lost on the way: run it again.`,
 		Example: "  outflow uninstall --config outflow.yaml\n  outflow uninstall --yes\n " +
 			" outflow uninstall --with-stream --sql-api --yes\n " +
 			" outflow uninstall --accept uninstall_unpublished --yes",
