@@ -66,6 +66,15 @@ func (s Start) Same(o Start) bool {
 		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss
 }
 
+// LostFrom is the first of the messages that the broker lost at the stream's end without going back; 0: there
+// are none. Whoever reads the stream can't see that from the sequences.
+func (s Start) LostFrom() uint64 {
+	if s.End == s.LastSeq {
+		return 0
+	}
+	return s.End + 1
+}
+
 // Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap
 // (each with a code, the LSN range and the hint) or fatal, and ErrStandby. A gap counts only when a recheck,
 // on new connections, agrees.

@@ -71,7 +71,7 @@ type Config struct {
 	// that those left out are never read.
 	AcceptFilter bool
 	// AcceptGap continues where messages were removed from the stream before they were read. By default that
-	// is an error.
+	// is an error. With Filters it is only seen where the oldest messages of the stream were removed.
 	AcceptGap bool
 
 	// Use are wrapped around the handler and around DeadLetters, the first one outermost. They see the event

@@ -187,7 +187,30 @@ func TestAGapEndsRunUnlessItIsAccepted(t *testing.T) {
 		all := s.events(10, 3)
 		src.publish(all...)
 		src.remove(4, 5)
-		w.readAll(w.config(src), slices.Concat(all[:3], all[5:]))
+		w.fails(w.config(src), ErrGap, "sequences 4 to 5")
+		accept := w.config(src)
+		accept.AcceptGap = true
+		w.readAll(accept, slices.Concat(all[:3], all[5:]))
+	})
+	t.Run("deleted by hand right behind the offsets", func(t *testing.T) {
+		t.Parallel()
+		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+		all := s.events(10, 3)
+		src.publish(all[:5]...)
+		w.readAll(w.config(src), all[:5])
+		src.publish(all[5:]...)
+		src.remove(6, 7)
+		w.fails(w.config(src), ErrGap, "sequences 6 to 7")
+	})
+	t.Run("deleted by hand before what the broker lost", func(t *testing.T) {
+		t.Parallel()
+		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+		all := s.events(10, 3)
+		src.publish(all...)
+		src.lose(6, false)
+		src.publish(all[5:]...)
+		src.remove(4, 5)
+		w.fails(w.config(src), ErrGap, "sequences 4 to 5")
 	})
 }
 

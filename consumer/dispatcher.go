@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -107,7 +108,7 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	}
 	here := offsetOf(m.Sequence, &e.head)
 	if d.source == live {
-		if err := d.checkOrder(here, &e.head); err != nil {
+		if err := d.checkOrder(here, &e.head, m); err != nil {
 			return err
 		}
 		if e.seq <= d.replayedTo {
@@ -297,7 +298,7 @@ func (d *dispatcher) gap(from, to uint64, removed bool) error {
 }
 
 // checkOrder returns an error if a message must not follow the one before it.
-func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
+func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message) error {
 	if here.Seq <= d.at.Seq {
 		return fault(ErrStream, nil, "Set the consumer back to it: `outflow consumer rewind`",
 			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up "+
@@ -306,18 +307,15 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	if err := d.check.checkOffset(d.cfg, here); err != nil {
 		return err
 	}
+	if err := d.explainJump(m); err != nil {
+		return err
+	}
 	prev := d.header
 	if was := d.lastKnown(here); was.known() && !d.check.republishing && here.order(was) <= 0 {
 		return d.explainOrder(was, here)
 	}
 	if prev == nil {
 		return nil
-	}
-	jumped := here.Seq > d.at.Seq+1
-	if jumped && d.cfg.readsAll() {
-		if err := d.explainJump(here); err != nil {
-			return err
-		}
 	}
 	if here.order(d.at) <= 0 {
 		return d.explainOrder(d.at, here)
@@ -328,25 +326,31 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header) error {
 	return nil
 }
 
-// explainJump finds out why sequences are missing before a message. That is fine if the broker lost the end
-// of its stream and continued at a higher sequence: the headers are contiguous all the same.
-func (d *dispatcher) explainJump(here offset) error {
-	next, err := d.src.Next(d.work, d.at.Seq+1)
+// explainJump finds out why sequences are missing before a message, if they are. That is fine where Outflow
+// says in the message that the broker lost them at the stream's end: they come again from here on. All else
+// was removed before it was read.
+func (d *dispatcher) explainJump(m *stream.Message) error {
+	from, to := max(d.at.Seq, d.check.gapTo)+1, m.Sequence-1
+	if from > to || !d.cfg.readsAll() {
+		return nil
+	}
+	next, err := d.src.Next(d.work, from)
 	if err != nil {
 		return err
 	}
-	if next != 0 && next < here.Seq {
-		return fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next, here.Seq)
+	if next != 0 && next <= to {
+		return fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next, m.Sequence)
 	}
-	st, err := stateOf(d.work, d.src)
+	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
 	if err != nil {
-		return err
+		lost = m.Sequence
 	}
-	if st.First > d.at.Seq+1 {
-		return d.gap(d.at.Seq+1, here.Seq-1, true)
+	if lost <= to {
+		d.cfg.Log.Warn("the broker lost the end of its stream: the events come again", "from", lost, "to", to)
 	}
-	d.cfg.Log.Warn("the stream has no messages here: the broker lost its end, or they were deleted", "from",
-		d.at.Seq+1, "to", here.Seq-1)
+	if lost > from {
+		return d.gap(from, min(lost-1, to), true)
+	}
 	return nil
 }
 

@@ -66,6 +66,7 @@ type memoryStream struct {
 	first   uint64
 	last    uint64
 	held    map[uint64]*stream.Message
+	lost    uint64 // the first that was lost at the end, which the next one says
 	reader  *memoryReader
 	opened  int
 	changed chan struct{}
@@ -83,6 +84,11 @@ func (s *memoryStream) publish(all ...*stream.Message) *memoryStream {
 			s.last++
 			c := *m
 			c.Sequence = s.last
+			if s.lost > 0 {
+				c.Header = maps.Clone(m.Header)
+				c.Header.Set(outbox.HeaderLost, fmt.Sprint(s.lost))
+				s.lost = 0
+			}
 			s.held[s.last] = &c
 		}
 	})
@@ -108,6 +114,10 @@ func (s *memoryStream) lose(from uint64, back bool) {
 		maps.DeleteFunc(s.held, func(seq uint64, _ *stream.Message) bool { return seq >= from })
 		if back {
 			s.last = from - 1
+		} else { // behind the newest message that can be read, as Outflow finds it
+			for s.lost = from; s.lost > s.first && s.held[s.lost-1] == nil; {
+				s.lost--
+			}
 		}
 	})
 }

@@ -88,7 +88,7 @@ func TestAFilteredConsumerIsNotMisledByALaterLoss(t *testing.T) {
 	p.work = t.Context()
 	p.at = offsetOf(30, &heads[29]) // as idle leaves it
 	src.lose(21, false)
-	if err := p.checkOrder(offsetOf(31, &heads[22]), &heads[22]); !errors.Is(err, errLostEnd) {
+	if err := p.checkOrder(offsetOf(31, &heads[22]), &heads[22], all[22]); !errors.Is(err, errLostEnd) {
 		t.Errorf("an event that comes again behind a hole is taken for a new one (%v)", err)
 	}
 }

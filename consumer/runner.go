@@ -36,7 +36,7 @@ type runner struct {
 	// long a state has lasted is counted from the answer to one request to the sending of a later one.
 	sessionBegan time.Time
 
-	loss      string    // what seems to be missing from the stream
+	loss      string    // what seems to be missing, by the newest session
 	lossSince time.Time // when a session had seen that
 	waits     string    // why this instance stands by
 	asked     bool      // it has asked for the layout of its configuration
@@ -55,6 +55,10 @@ func (r *runner) loop(ctx context.Context) error {
 		err := r.session(ctx)
 		r.met.session(false)
 		var held *heldError
+		var loss *possibleLoss
+		if !errors.As(err, &loss) {
+			r.loss = ""
+		}
 		if err != nil && !errors.As(err, &held) {
 			r.state.set(Retrying, nil, err)
 		}
@@ -80,8 +84,7 @@ func (r *runner) loop(ctx context.Context) error {
 		if r.progress {
 			failures = 0
 		}
-		var loss *possibleLoss
-		r.doubtful = !errors.As(err, &loss)
+		r.doubtful = loss == nil
 		r.cfg.Log.Warn("the session ended, another one follows", "err", err)
 		r.met.dropped(reason(err))
 		if sleep(ctx, jitter(min(pauseMost, pauseFirst<<min(failures, 10)))) != nil {
@@ -108,7 +111,6 @@ func (r *runner) final(err error) error {
 	if f := outbox.FaultOf(err); f != nil {
 		return f
 	}
-	r.loss = ""
 	switch class := class(err); {
 	case class == "42" || class == "28" || class == "3D" || class == "3F":
 		return fault(ErrSetup, err, "Look at the rights of the role, and at search_path; consumer.Tables "+
@@ -467,7 +469,6 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 				"subjects are never read then", "consumer %s: its marks were made with the filters %q, not "+
 				"%q", r.cfg.Name, st.Filters, r.cfg.Filters)
 	}
-	r.loss = ""
 	if from := max(check.gapFrom, r.gapTo+1); from <= check.gapTo { // a session that fails finds it again
 		r.met.gap(check.gapTo - from + 1)
 		r.gapTo = check.gapTo

@@ -12,6 +12,11 @@ import (
 // HeaderName is the name of the packed header of each message.
 const HeaderName = "Outflow"
 
+// HeaderLost is the name of a header of the first message behind messages that the broker lost without going
+// back: the stream sequence of the first of them, in decimal. They come again from this message on, under new
+// sequences. If messages are missing before any other message, somebody removed them.
+const HeaderLost = "Outflow-Lost"
+
 // Header is the packed header of a message: v=1 lsn=0/16B3748 i=3 n=0 of=12 due=0/16B3748 thru=0/16B37F0
 // pull=0 tl=1 sort=s id=... key=...
 //

@@ -78,8 +78,9 @@ type JetStream interface {
 	// first; of one that has none, the Span is 0. There are fewer only where the stream has fewer.
 	Recent(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error)
 	// Publisher returns the only publisher of this connection; its first message expects lastSeq, which was
-	// read after Watch.
-	Publisher(lastSeq uint64) Publisher
+	// read after Watch. The broker lost the messages from lostFrom to lastSeq, which that message says; 0: it
+	// lost none.
+	Publisher(lastSeq, lostFrom uint64) Publisher
 	// Resume is Publisher for a session that goes on over this connection: the new publisher sends again what
 	// the session's last one, of a connection that was closed, has sent behind lastSeq, and goes on where
 	// that one has ended. Every message of the stream up to lastSeq that was not acknowledged to the last one

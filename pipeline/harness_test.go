@@ -164,6 +164,25 @@ func (w *harness) stream() (out []line) {
 	return out
 }
 
+// unexplained returns an error if messages are missing within the stream and the one behind them does not say
+// that they were lost.
+func (w *harness) unexplained() (err error) {
+	w.with(func() {
+		read := 0 // the sequence of the newest message
+		for q, m := range w.js.messages {
+			if m == nil || q < w.js.removed {
+				continue
+			}
+			if read > 0 && read < q && (m.lost == 0 || m.lost > uint64(read+1)) {
+				err = errors.Join(err, fmt.Errorf("messages %d to %d are missing; the next says that %d "+
+					"is the first of them", read+1, q, m.lost))
+			}
+			read = q + 1
+		}
+	})
+	return err
+}
+
 // events is the number of events in the WAL.
 func (w *harness) events() int {
 	n := 0
@@ -196,7 +215,7 @@ func (w *harness) compare() error {
 	if n := w.events(); n != len(want) {
 		return fmt.Errorf("%d messages of %d events", len(want), n)
 	}
-	return w.broken
+	return errors.Join(w.broken, w.unexplained())
 }
 
 // process is a running pipeline.

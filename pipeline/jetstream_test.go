@@ -55,6 +55,7 @@ type jetstream struct {
 type storedMessage struct {
 	line
 	at       time.Time // when it was stored
+	lost     uint64    // Outflow-Lost
 	stranger bool      // it has no header of ours
 }
 
@@ -134,7 +135,7 @@ func (js *jetstream) arrive(l *brokerConn, s sent) {
 	}
 	ok := s.last == uint64(len(js.messages))
 	if ok {
-		js.messages = append(js.messages, &storedMessage{line: s.line, at: time.Now()})
+		js.messages = append(js.messages, &storedMessage{line: s.line, at: time.Now(), lost: s.lost})
 		if l.dead {
 			js.late++
 		}
@@ -327,6 +328,7 @@ type sent struct {
 	last  uint64 // the expected last sequence
 	reply bool
 	at    time.Time // when it arrives
+	lost  uint64    // Outflow-Lost
 }
 
 func (l *brokerConn) lock()   { l.js.w.mu.Lock() }
@@ -510,16 +512,16 @@ func (l *brokerConn) Tail(ctx context.Context) (relay.StreamState, error) {
 	return s, err
 }
 
-func (l *brokerConn) Publisher(last uint64) Publisher {
-	l.pub = &publisher{conn: l, last: last, acknowledged: last, notify: make(chan struct{}, 1),
-		since: l.js.ackEvery - 1}
+func (l *brokerConn) Publisher(last, lost uint64) Publisher {
+	l.pub = &publisher{conn: l, last: last, acknowledged: last, lost: lost, lostTo: last,
+		notify: make(chan struct{}, 1), since: l.js.ackEvery - 1}
 	l.of.latest = l.pub
 	return l.pub
 }
 
 func (l *brokerConn) Resume(last uint64) (Publisher, error) {
 	old := l.of.latest
-	p := l.Publisher(last)
+	p := l.Publisher(last, 0)
 	l.lock()
 	defer l.unlock()
 	l.pub.resume(old)

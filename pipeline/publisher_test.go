@@ -13,6 +13,7 @@ import (
 type publisher struct {
 	conn         *brokerConn
 	last         uint64 // predicted for the last message
+	lost, lostTo uint64 // the broker lost these messages
 	acknowledged uint64
 	dues         []uint64 // asked for and not acknowledged
 	since        int      // messages since the last that asked
@@ -53,6 +54,9 @@ func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 		p.out(p.since+1 >= p.conn.js.ackEvery)
 	}
 	p.held = &sent{line: lineOf(e, h), last: p.last}
+	if p.last == p.lostTo {
+		p.held.lost = p.lost
+	}
 	p.heldAt = time.Time{}
 	p.last++
 	return nil
@@ -132,6 +136,7 @@ func (p *publisher) Header(seq uint64) *outbox.Header {
 // resume sends again what the one before it has sent behind where this one goes on.
 func (p *publisher) resume(old *publisher) {
 	p.last, p.held = old.last, old.held
+	p.lost, p.lostTo = old.lost, old.lostTo
 	p.unacked = old.unacked
 	p.forget()
 	again := p.unacked

@@ -61,7 +61,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 			Stop:     ctx.Err, // a large transaction is read and sorted for minutes
 		}),
 		check:        checkpoint.NewTailCheck(conns.Checkpoint, start),
-		pub:          conns.JetStream.Publisher(start.LastSeq),
+		pub:          conns.JetStream.Publisher(start.LastSeq, start.LostFrom()),
 		tracker:      checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions:    newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision},

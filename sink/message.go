@@ -56,6 +56,10 @@ type encoder struct {
 	deadTo      string // the dead letters' subject; "" if a row that can't be published stops
 	ingress     string // prefix of every subject, with its last dot
 	mappedBytes int    // bytes that the mapped headers of the last message take, or would take
+
+	// The broker lost the messages from lostFrom to lostTo, which the message behind lostTo says; 0: none.
+	// It counts as one of the protocol's headers: what is too large does not depend on a loss.
+	lostFrom, lostTo uint64
 }
 
 // The slots of encoder.order that are not mapped headers.
@@ -63,6 +67,7 @@ const (
 	slotExpected = -1 - iota
 	slotMsgID
 	slotOutflow
+	slotLost
 )
 
 func newEncoder(c Config) (*encoder, error) {
@@ -95,7 +100,8 @@ func newEncoder(c Config) (*encoder, error) {
 
 // setOrder sorts the headers by name, so that the order of the settings means nothing.
 func (enc *encoder) setOrder() {
-	names := map[int]string{slotExpected: headerExpected, slotOutflow: outbox.HeaderName}
+	names := map[int]string{slotExpected: headerExpected, slotOutflow: outbox.HeaderName,
+		slotLost: outbox.HeaderLost}
 	if enc.msgID {
 		names[slotMsgID] = headerMsgID
 	}
@@ -132,6 +138,8 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 			start := len(b)
 			b = appendOutflow(b, h)
 			own = len(b) - start
+		case slotLost:
+			b = enc.appendLost(b, last)
 		default:
 			v, null := enc.mapped[slot].field.value(e)
 			if null {
@@ -199,6 +207,16 @@ func appendMsgID(b []byte, p outbox.Position) []byte {
 func appendOutflow(b []byte, h *outbox.Header) []byte {
 	b = append(b, outbox.HeaderName+": "...)
 	b = h.Append(b)
+	return append(b, "\r\n"...)
+}
+
+// appendLost appends what the broker lost before the message behind sequence last.
+func (enc *encoder) appendLost(b []byte, last uint64) []byte {
+	if enc.lostFrom == 0 || last != enc.lostTo {
+		return b
+	}
+	b = append(b, outbox.HeaderLost+": "...)
+	b = strconv.AppendUint(b, enc.lostFrom, 10)
 	return append(b, "\r\n"...)
 }
 

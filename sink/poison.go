@@ -73,6 +73,7 @@ func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, las
 	if enc.msgID {
 		b = appendMsgID(b, e.Pos)
 	}
+	b = enc.appendLost(b, last)
 	own := len(b)
 	b = appendOutflow(b, h)
 	b = append(b, HeaderDeadLetter+": "...)

@@ -72,6 +72,10 @@ func (c *Conn) Publisher(lastSeq uint64) *Publisher {
 	return p
 }
 
+// AfterLoss says that the broker lost the messages from a sequence to the stream's last one: the first
+// message tells consumers so ([outbox.HeaderLost]). It is called before Publish.
+func (p *Publisher) AfterLoss(from uint64) { p.enc.lostFrom, p.enc.lostTo = from, p.last }
+
 // attach makes p the publisher of the connection.
 func (c *Conn) attach(p *Publisher) {
 	p.out = newFrameWriter(c.dialer.current(), c.lost, func(err error) { c.fail(c.lostFault(err)) })

@@ -32,6 +32,7 @@ func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 		return nil, fmt.Errorf("stream %s: its ingress is another one", c.cfg.Stream)
 	}
 	p.last = old.last
+	p.enc.lostFrom, p.enc.lostTo = old.enc.lostFrom, old.enc.lostTo
 	p.unacked = old.unacked
 	p.unacked.drop(lastSeq)
 	c.attach(p)

@@ -2,10 +2,12 @@ package sink
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -171,7 +173,15 @@ func TestStateOfAStreamWithAHole(t *testing.T) {
 	if got[n-1].Data == "" || slices.ContainsFunc(got[n:], func(m stored) bool { return m.Data != "" }) {
 		t.Errorf("the newest that can be read is not %d", n)
 	}
-	mustPublish(t, c.Publisher(st.LastSeq), all[n:]) // behind the hole
+	p := c.Publisher(st.LastSeq)
+	p.AfterLoss(n + 1)
+	mustPublish(t, p, all[n:]) // behind the hole
+	lost := fmt.Sprintf("%s: %d\n", outbox.HeaderLost, n+1)
+	for i, m := range readAll(t, s.URL(), "OUTBOX")[1000:] {
+		if got := strings.Contains(m.Header+"\n", lost); got != (i == 0) {
+			t.Errorf("message %d says that the broker lost messages from %d: %t", 1001+i, n+1, got)
+		}
+	}
 	if st := state(t, c); st.LastSeq != 1000+1000-n || st.NewestSeq != st.LastSeq ||
 		*st.Newest != all[999].h {
 		t.Errorf("afterwards %+v", st)

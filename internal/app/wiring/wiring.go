@@ -731,8 +731,9 @@ func (j jetStream) Check(ctx context.Context) error {
 	return j.check(ctx)
 }
 
-func (j jetStream) Publisher(lastSeq uint64) pipeline.Publisher {
+func (j jetStream) Publisher(lastSeq, lostFrom uint64) pipeline.Publisher {
 	j.session.publisher = j.Conn.Publisher(lastSeq)
+	j.session.publisher.AfterLoss(lostFrom)
 	return j.session.publisher
 }
 

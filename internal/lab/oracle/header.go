@@ -14,6 +14,7 @@ const (
 	deadLetterHeader = "Outflow-Dead-Letter"
 	expectedHeader   = "Nats-Expected-Last-Sequence"
 	msgIDHeader      = "Nats-Msg-Id"
+	lostHeader       = "Outflow-Lost"
 )
 
 // Sort is the rule that a window was sorted by.

@@ -208,6 +208,12 @@ func (c *judged) headers(m *Message, e *expected, want string) {
 	for name, values := range m.Header {
 		switch name {
 		case packedHeader, expectedHeader, deadLetterHeader:
+		case lostHeader:
+			got := m.Header.Get(name)
+			from, err := strconv.ParseUint(got, 10, 64)
+			if (err != nil || from == 0 || from >= m.Seq) && wrong == "" {
+				wrong = fmt.Sprintf("%s header %q, want a sequence before %d", name, got, m.Seq)
+			}
 		case msgIDHeader:
 			if got := m.Header.Get(name); got != e.Pos.String() && wrong == "" {
 				wrong = fmt.Sprintf("%s header %q, want %v", name, got, e.Pos)

@@ -166,6 +166,10 @@ func TestJudgeFindsEachFault(t *testing.T) {
 			all[5].Header[msgIDHeader] = []string{"0/400-1"}
 			return all
 		}, one("header"), []string{"0/400-0"}},
+		"lost before itself": {func(all []*Message) []*Message {
+			all[5].Header[lostHeader] = []string{"6"}
+			return all
+		}, one("header"), []string{"Outflow-Lost"}},
 		"dead letter": {func(all []*Message) []*Message {
 			all[5].Header[deadLetterHeader] = []string{"x"}
 			return all

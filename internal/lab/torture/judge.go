@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/oracle"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
@@ -158,14 +159,14 @@ func answered(ctx context.Context, read func() error) (err error) {
 	return err
 }
 
-// digest is over everything in all messages but their numbers: after a lost tail the same messages may have
-// other ones.
+// digest is over everything in all messages but their numbers, and what the first one says of a loss: after a
+// lost tail the same messages may have other numbers.
 func (v *victim) digest(ctx context.Context) (string, error) {
 	h := sha256.New()
 	err := oracle.Read(ctx, v.nats.js, v.stream, func(m *oracle.Message) error {
 		fmt.Fprintf(h, "%q\n", m.Subject)
 		for _, name := range slices.Sorted(maps.Keys(m.Header)) {
-			if !strings.HasPrefix(name, "Nats-Expected-") {
+			if !strings.HasPrefix(name, "Nats-Expected-") && name != outbox.HeaderLost {
 				fmt.Fprintf(h, "%q: %q\n", name, m.Header[name])
 			}
 		}

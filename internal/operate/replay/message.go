@@ -94,7 +94,8 @@ func (m *Message) appendLine(b []byte) ([]byte, error) {
 func eventHeaders(h nats.Header) nats.Header {
 	out := nats.Header{}
 	for name, values := range h {
-		if !strings.HasPrefix(strings.ToLower(name), "nats-") && !strings.HasPrefix(name, HeaderReplay) {
+		if !strings.HasPrefix(strings.ToLower(name), "nats-") && !strings.HasPrefix(name, HeaderReplay) &&
+			name != outbox.HeaderLost {
 			out[name] = values
 		}
 	}
