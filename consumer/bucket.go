@@ -169,7 +169,7 @@ func (s *documentStore) abandon() {}
 
 // acquire asks for the lease. An owner counts as dead when its document has not changed for the time of the
 // lease, by this instance's clock.
-func (s *documentStore) acquire(ctx context.Context) (*state, error) {
+func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	value, revision, err := s.cell.load(ctx)

@@ -89,7 +89,7 @@ func (c *Consumer) Run(ctx context.Context, h Handler) (err error) {
 		}
 		defer end()
 	}
-	r := &runner{Consumer: c, calls: newCalls(h, &c.cfg),
+	r := &runner{Consumer: c, calls: newCalls(h, c, ctx.Done()),
 		limit: &parkLimit{most: c.cfg.ParkLimit}}
 	return r.loop(ctx)
 }

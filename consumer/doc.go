@@ -55,8 +55,9 @@
 // to [Config.OnPoison]. Where many fail ([Config.ParkLimit]) nothing more is parked: all wait. A dead letter
 // is parked at once, unless there is a handler for it ([Config.DeadLetters]).
 //
-// A handler that does not return within a few seconds of the end of its context costs its instance its
-// partitions: others take them, and this one goes on when the handler has returned.
+// A handler that does not return within a few seconds of the end of its context costs its instance the
+// partition of its event, until it returns: another instance takes that partition, and all others go on. With
+// [JetStream] it costs the lease. [State] and the metric hung_handlers say so.
 //
 // Nothing is left out silently. If messages were removed before they were read, if the stream is another one,
 // or if it has a message that Outflow did not publish, [Consumer.Run] ends with an error that says what can

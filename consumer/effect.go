@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,14 +16,16 @@ type calls struct {
 	handler     Handler // within the middleware, as is deadLetters; nil: there is none
 	deadLetters Handler
 	cfg         *Config
-
-	mu   sync.Mutex
-	hung []*hangError // of this session
+	met         *metrics
+	track       *tracker        // keeps those that hang
+	ended       <-chan struct{} // the end of Run
 }
 
 // newCalls wraps the handler: Config.Use outermost, then the upcasters.
-func newCalls(h Handler, cfg *Config) *calls {
-	c := &calls{cfg: cfg, handler: wrapped(cfg.Schema.before(h), cfg.Use)}
+func newCalls(h Handler, of *Consumer, ended <-chan struct{}) *calls {
+	cfg := &of.cfg
+	c := &calls{cfg: cfg, met: of.met, track: of.state, ended: ended,
+		handler: wrapped(cfg.Schema.before(h), cfg.Use)}
 	if cfg.DeadLetters != nil {
 		c.deadLetters = wrapped(cfg.DeadLetters, cfg.Use)
 	}
@@ -94,46 +95,71 @@ func (c *calls) call(ctx context.Context, e *Event, code func(e *Event) error) e
 	case err := <-returned:
 		return err
 	case <-late.C:
-		hung := &hangError{document: e.Document, seq: e.seq, since: begun, returned: make(chan struct{})}
-		go func() {
-			<-returned
-			close(hung.returned)
-		}()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.hung = append(c.hung, hung)
+		hung := &hangError{document: e.Document, hash: e.hash, seq: e.seq, since: begun,
+			returned: make(chan struct{})}
+		c.track.hangs(hung)
+		c.met.hangs(1)
+		c.cfg.Log.Error("a handler hangs: this instance leaves its partition to others until it has returned",
+			"err", hung)
+		go c.watch(hung, returned)
 		return hung
 	}
 }
 
-// awaitHung waits after a session until its calls that hung have returned: until then nothing new may begin.
-// It returns an error if ctx ends before that.
-func (c *calls) awaitHung(ctx context.Context) error {
-	c.mu.Lock()
-	hung := c.hung
-	c.hung = nil
-	c.mu.Unlock()
+// watch waits until a call that hangs has returned. From then on its partition may be claimed again.
+func (c *calls) watch(h *hangError, returned <-chan error) {
 	remind := time.NewTicker(remindEvery)
 	defer remind.Stop()
-	for _, h := range hung {
-		c.cfg.Log.Error("a handler hangs: this instance gives up its lease, and goes on when it has returned",
-			"err", h)
-		for returned := false; !returned; {
-			select {
-			case <-h.returned:
-				returned = true
-			case <-ctx.Done():
-				select {
-				case <-h.returned:
-					returned = true
-					continue
-				default:
-				}
-				return fault(ErrHandler, h, "Let it return when its context ends", "it was left behind")
-			case <-remind.C:
-				c.cfg.Log.Error("still waiting for a handler to return: nothing is read until then", "err", h)
-			}
+	for waiting := true; waiting; {
+		select {
+		case <-returned:
+			waiting = false
+		case <-remind.C:
+			c.log("still waiting for a handler to return", h)
 		}
+	}
+	c.log("a handler that hung has returned", h)
+	c.track.returned(h)
+	c.met.hangs(-1)
+	close(h.returned)
+}
+
+// log logs what becomes of a call that hangs, until Run ends.
+func (c *calls) log(what string, h *hangError) {
+	select {
+	case <-c.ended:
+	default:
+		c.cfg.Log.Error(what, "err", h)
+	}
+}
+
+// avoids returns the partitions of a layout that this instance must not claim: a call for one of their
+// documents hangs, and the next one has to wait for that.
+func (c *calls) avoids(l layout) map[int]bool {
+	avoid := map[int]bool{}
+	for _, h := range c.track.hanging() {
+		if l.Partitions > 0 {
+			avoid[partitionOf(h.hash, l.Partitions)] = true
+		}
+	}
+	return avoid
+}
+
+// awaitHung waits until the calls that hang have returned, or ctx ends.
+func (c *calls) awaitHung(ctx context.Context) {
+	for _, h := range c.track.hanging() {
+		select {
+		case <-h.returned:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// leftBehind returns an error if a call still hangs when Run ends.
+func (c *calls) leftBehind() error {
+	for _, h := range c.track.hanging() {
+		return fault(ErrHandler, h, "Let it return when its context ends", "it was left behind")
 	}
 	return nil
 }
@@ -159,6 +185,7 @@ var errExited = errors.New("the handler ended its goroutine (runtime.Goexit, as 
 // hangError says that a handler did not return. It may still use its transaction, so nobody else may.
 type hangError struct {
 	document string
+	hash     uint32 // of the document
 	seq      uint64
 	since    time.Time // when its context ended
 	returned chan struct{}

@@ -21,72 +21,6 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
-// A handler that ignores its context costs its instance the lease, not the process: another instance goes on,
-// and the first one does nothing more until the handler has returned.
-func TestAHandlerThatNeverReturnsGivesItsLeaseUp(t *testing.T) {
-	t.Parallel()
-	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
-	all := s.events(30, 3)
-	src.publish(all...)
-	cfg := w.config(src)
-	cfg.Timeout = 50 * time.Millisecond
-	release, hangs := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	first := w.consumer(cfg)
-	first.cfg.hang = 50 * time.Millisecond
-	frozen := w.start(first, func(ctx context.Context, tx pgx.Tx, e *Event) error {
-		if e.seq == 10 {
-			once.Do(func() { close(hangs) })
-			<-release
-			_, _ = tx.Exec(context.Background(), "INSERT INTO effect VALUES ('never', 1, '')")
-			return nil
-		}
-		return handler(ctx, tx, e)
-	})
-	<-hangs
-	cfg.Timeout = 10 * time.Second
-	other := newMemoryStream().publish(all...)
-	other.created = src.created
-	cfg.hooks.Source = other
-	w.start(w.consumer(cfg), handler)
-	w.await(all)
-	frozen.stop()
-	if err := frozen.ends(); !errors.Is(err, ErrHandler) || !strings.Contains(err.Error(), "sequence 10") {
-		t.Errorf("Run: %v", err)
-	}
-	close(release)
-	w.exactly(all)
-}
-
-// When it does return, its instance goes on.
-func TestAnInstanceGoesOnWhenItsHandlerReturnsAtLast(t *testing.T) {
-	t.Parallel()
-	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
-	all := s.events(30, 3)
-	src.publish(all...)
-	cfg := w.config(src)
-	cfg.Timeout = 200 * time.Millisecond
-	c := w.consumer(cfg)
-	c.cfg.hang = 50 * time.Millisecond
-	var calls atomic.Int32
-	w.start(c, func(ctx context.Context, tx pgx.Tx, e *Event) error {
-		if e.seq == 10 && calls.Add(1) == 1 {
-			await.True(func() bool {
-				var owner *string
-				err := w.mine.QueryRow(
-					context.Background(),
-					"SELECT min(instance) FROM outflow_member",
-				).Scan(
-					&owner,
-				)
-				return err == nil && owner == nil
-			})
-		}
-		return handler(ctx, tx, e)
-	})
-	w.await(all)
-}
-
 // What a handler does to the payload neither the next attempt nor the parked event sees.
 func TestThePayloadIsTheHandlersOwn(t *testing.T) {
 	t.Parallel()
@@ -366,7 +300,7 @@ func TestAStatementEndsWithItsProcess(t *testing.T) {
 		return opened.(*postgres)
 	}
 	dead, next := instance(), instance()
-	st, err := dead.acquire(t.Context())
+	st, err := dead.acquire(t.Context(), none)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +324,7 @@ func TestAStatementEndsWithItsProcess(t *testing.T) {
 	w.expire()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := next.acquire(ctx); err != nil {
+	if _, err := next.acquire(ctx, none); err != nil {
 		t.Errorf("the next instance: %v", err)
 	}
 	next.abandon()

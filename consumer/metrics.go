@@ -19,7 +19,7 @@ type metrics struct {
 
 	sessions, gaps, conflicts  prometheus.Counter
 	rebalances                 prometheus.Counter
-	lease, assigned            prometheus.Gauge
+	lease, assigned, hung      prometheus.Gauge
 	batchSize, commit, latency prometheus.Observer
 
 	// Of the active instance: one that isn't has none of them, as it knows nothing of these.
@@ -79,6 +79,8 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		lease: f.gauge("lease_held",
 			"1 while this instance has partitions and works, 0 while it stands by or connects."),
 		assigned: f.gauge("partitions_assigned", "Partitions that this instance has."),
+		hung: f.gauge("hung_handlers",
+			"Calls of the handler that have not returned although their context has ended."),
 		parkedDocuments: f.activeGauge("parked_documents",
 			"Documents that are parked, as far as they are kept in memory: 262144 at most."),
 		flowMessages: f.activeGauge("in_flight_messages", "Messages read and not done."),
@@ -140,6 +142,9 @@ func (m *metrics) owned(n int) { m.assigned.Set(float64(n)) }
 
 // rebalanced counts that this instance has other partitions than before.
 func (m *metrics) rebalanced() { m.rebalances.Inc() }
+
+// hangs adds to how many calls of the handler hang.
+func (m *metrics) hangs(more int) { m.hung.Add(float64(more)) }
 
 // got counts an event that was read from the stream.
 func (m *metrics) got(partition int) { m.partitions[partition].events.Inc() }
@@ -204,7 +209,7 @@ func (m *metrics) session(active bool) {
 	}
 }
 
-// dropped counts a session that ended with an error: moved, source or database.
+// dropped counts a session that ended with an error: moved, handler, source or database.
 func (m *metrics) dropped(reason string) { m.drops.WithLabelValues(reason).Inc() }
 
 // held sets how many partitions are held at an event.

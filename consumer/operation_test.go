@@ -258,7 +258,7 @@ func TestALeaseThatCannotBeRenewedStopsNewEvents(t *testing.T) {
 	t.Parallel()
 	st := newDocumentStore(&memoryCell{},
 		&Config{Name: "orders", Stream: "OUTBOX", Lease: 20 * time.Millisecond})
-	if _, err := st.acquire(t.Context()); err != nil {
+	if _, err := st.acquire(t.Context(), none); err != nil {
 		t.Fatal(err)
 	}
 	st.doc.Offsets = map[string]offsets{live: {0: {}}}

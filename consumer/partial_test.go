@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -185,15 +184,14 @@ func TestTheEventIsTheHandlersOwn(t *testing.T) {
 // A handler that has returned by the time of the stop was not left behind.
 func TestAHandlerThatReturnedAtLastIsNotLeftBehind(t *testing.T) {
 	t.Parallel()
-	ctx, stop := context.WithCancel(t.Context())
-	stop()
-	c := &calls{cfg: &Config{Log: slog.New(slog.DiscardHandler)}}
-	for range 64 {
-		h := &hangError{returned: make(chan struct{})}
-		close(h.returned)
-		c.hung = append(c.hung, h)
+	c := &calls{track: newTracker()}
+	h := &hangError{document: "d1", seq: 7}
+	c.track.hangs(h)
+	if err := c.leftBehind(); !errors.Is(err, ErrHandler) || !strings.Contains(err.Error(), "sequence 7") {
+		t.Errorf("while it hangs: %v", err)
 	}
-	if err := c.awaitHung(ctx); err != nil {
+	c.track.returned(h)
+	if err := c.leftBehind(); err != nil {
 		t.Error(err)
 	}
 }

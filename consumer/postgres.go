@@ -129,9 +129,10 @@ func (s *postgres) table(name string) string { return inSchema(s.cfg.DatabaseSch
 type share struct {
 	layout  layout
 	barrier uint64
-	mine    int          // partitions
-	locked  map[int]bool // partitions that could not be claimed: a transaction of an earlier claim is open
-	until   time.Time    // for how long locked ones are left alone
+	avoid   avoids
+	claimed []int
+	locked  map[int]bool // partitions whose rows a transaction of an earlier claim has locked
+	until   time.Time    // for how long those are left alone
 }
 
 // group is the consumer's members and partitions, as one query sees them.
@@ -141,33 +142,84 @@ type group struct {
 	barrier uint64
 	members []string       // this one and those that have not expired, as they joined
 	owners  map[int]string // by partition; "" if nobody has it, or its owner is no member
+	givenUp map[int]bool   // of those that nobody has, the ones that are marked as given up
 }
 
-// quota is how many partitions an instance is to have: those that joined first have what is left over.
-func (g *group) quota(me string) int {
-	at, n := slices.Index(g.members, me), len(g.members)
+// givenUpBy begins the owner of a partition that an instance, whose name follows, must not claim because a
+// call of its handler hangs there. Nobody has it. An instance that may claim it takes it also if its share is
+// full, and gives another one back in exchange.
+const givenUpBy = "hung:"
+
+// quota is how many partitions an instance is to have: those that joined first have what is left over. What
+// nobody has and it avoids is not counted: if another one may claim that, it will, and then it counts again.
+func (g *group) quota(me string, avoid map[int]bool) int {
+	at, n, all := slices.Index(g.members, me), len(g.members), 0
 	if at < 0 {
 		return 0
 	}
-	quota := len(g.owners) / n
-	if at < len(g.owners)%n {
+	for p, owner := range g.owners {
+		if owner != "" || !avoid[p] {
+			all++
+		}
+	}
+	quota := all / n
+	if at < all%n {
 		quota++
 	}
 	return quota
 }
 
-// has returns the partitions of an owner, ascending.
-func (g *group) has(owner string) (all []int) {
-	for _, p := range slices.Sorted(maps.Keys(g.owners)) {
-		if g.owners[p] == owner {
+// leaves reports whether an instance has to leave the group because calls of its handler hang: if it avoids
+// several partitions, as what others give back in exchange may be one of them; or if it has none, while
+// others wait for a share.
+func (g *group) leaves(avoid map[int]bool, wanted []int) bool {
+	return len(avoid) > 1 && len(g.members) > 1 ||
+		len(avoid) > 0 && len(wanted) == 0 && len(g.members) > len(g.owners)
+}
+
+// toGiveUp returns the partitions that an instance has to mark as given up.
+func (g *group) toGiveUp(me string, avoid map[int]bool) (all []int) {
+	for p := range avoid {
+		if owner := g.owners[p]; owner == me || owner == "" && !g.givenUp[p] {
 			all = append(all, p)
 		}
 	}
 	return all
 }
 
+// toTake returns the partitions that were given up and that an instance may claim.
+func (g *group) toTake(avoid map[int]bool) (all []int) {
+	for p, givenUp := range g.givenUp {
+		if givenUp && !avoid[p] {
+			all = append(all, p)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// share returns what an instance wants to have: partitions that were given up, then its own, then free ones.
+// The surplus is what it has beyond that.
+func (g *group) share(me string, avoid map[int]bool, take []int) (wanted, surplus []int) {
+	quota := g.quota(me, avoid)
+	wanted = slices.Clone(take[:min(len(take), quota)])
+	var free []int
+	for _, p := range slices.Sorted(maps.Keys(g.owners)) {
+		switch owner := g.owners[p]; {
+		case avoid[p] || g.givenUp[p]:
+		case owner == me && len(wanted) < quota:
+			wanted = append(wanted, p)
+		case owner == me:
+			surplus = append(surplus, p)
+		case owner == "":
+			free = append(free, p)
+		}
+	}
+	return append(wanted, free[:min(len(free), quota-len(wanted))]...), surplus
+}
+
 func (s *postgres) readGroup(ctx context.Context, db DB) (*group, error) {
-	g := &group{owners: map[int]string{}}
+	g := &group{owners: map[int]string{}, givenUp: map[int]bool{}}
 	var keying *string
 	var partitions *int
 	var barrier *int64
@@ -196,19 +248,24 @@ func (s *postgres) readGroup(ctx context.Context, db DB) (*group, error) {
 	var partition int
 	var owner string
 	_, err = pgx.ForEachRow(rows, []any{&partition, &owner}, func() error {
-		if !slices.Contains(g.members, owner) {
-			owner = ""
-		}
-		g.owners[partition] = owner
+		g.set(partition, owner)
 		return nil
 	})
 	return g, err
 }
 
+// set sets who has a partition, from its row.
+func (g *group) set(partition int, owner string) {
+	if g.givenUp[partition] = strings.HasPrefix(owner, givenUpBy); !slices.Contains(g.members, owner) {
+		owner = ""
+	}
+	g.owners[partition] = owner
+}
+
 // acquire claims partitions: it writes this instance and a new epoch into their rows. A row that an open
 // transaction of an earlier claim has locked is left alone until that has ended, and after the claim none can
 // begin. So the offsets that it returns are final.
-func (s *postgres) acquire(ctx context.Context) (*state, error) {
+func (s *postgres) acquire(ctx context.Context, avoid avoids) (*state, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
@@ -220,7 +277,7 @@ func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	frozen := fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = %[1]d; "+
 		"SET LOCAL idle_in_transaction_session_timeout = %[1]d", most.Milliseconds())
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: frozen}, func(tx pgx.Tx) (err error) {
-		held, err = s.acquireIn(ctx, tx, st)
+		held, err = s.acquireIn(ctx, tx, st, avoid)
 		return err
 	})
 	if err == nil && held != nil {
@@ -234,7 +291,8 @@ func (s *postgres) acquire(ctx context.Context) (*state, error) {
 	return st, nil
 }
 
-func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) (*heldError, error) {
+func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids avoids) (*heldError,
+	error) {
 	consumers, marks := s.table("outflow_consumer"), s.table("outflow_mark")
 	members := s.table("outflow_member")
 	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filters, keying, partitions)
@@ -290,40 +348,48 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) (*heldEr
 			st.Created[source] = at.UTC()
 		}
 	}
-	s.share = share{layout: g.layout, barrier: g.barrier, locked: map[int]bool{},
+	s.share = share{layout: g.layout, barrier: g.barrier, avoid: avoids, locked: map[int]bool{},
 		until: time.Now().Add(time.Second)}
 	if g.layout.Partitions == 0 {
 		return nil, nil
 	}
-	if !s.cfg.worksWith(g.layout.Keying) {
+	leave := func() error {
 		_, err := tx.Exec(ctx, `DELETE FROM `+members+` WHERE name = $1 AND instance = $2`, s.cfg.Name, s.me)
+		return err
+	}
+	if !s.cfg.worksWith(g.layout.Keying) {
+		return nil, leave()
+	}
+	avoid := avoids(g.layout)
+	if err := s.giveUp(ctx, tx, g, avoid); err != nil {
 		return nil, err
 	}
-	mine, free, quota := g.has(s.me), g.has(""), g.quota(s.me)
-	if len(mine) > quota {
+	take, err := s.lock(ctx, tx, g.toTake(avoid))
+	if err != nil {
+		return nil, err
+	}
+	wanted, surplus := g.share(s.me, avoid, take)
+	if g.leaves(avoid, wanted) {
+		return &heldError{why: "handlers hang, and other instances have all partitions"}, leave()
+	}
+	if len(surplus) > 0 {
 		if _, err := tx.Exec(ctx, `UPDATE `+marks+` SET owner = NULL WHERE name = $1 AND partition = ANY ($2)`,
-			s.cfg.Name, mine[quota:]); err != nil {
+			s.cfg.Name, surplus); err != nil {
 			return nil, err
 		}
-		mine = mine[:quota]
 	}
-	wanted := append(mine, free[:min(len(free), quota-len(mine))]...)
-	rows, err := tx.Query(ctx, `SELECT partition FROM `+marks+` WHERE name = $1 AND source = 'live'
-		AND partition = ANY ($2) FOR UPDATE SKIP LOCKED`, s.cfg.Name, wanted)
+	claimed, err := s.lock(ctx, tx, wanted)
 	if err != nil {
 		return nil, err
 	}
-	claimed, err := pgx.CollectRows(rows, pgx.RowTo[int])
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range wanted {
-		s.share.locked[p] = !slices.Contains(claimed, p)
-	}
-	if s.share.mine = len(claimed); len(claimed) == 0 && len(wanted) > 0 {
+	s.share.claimed = claimed
+	switch {
+	case len(claimed) > 0:
+	case len(wanted) > 0:
 		return &heldError{why: "transactions of instances that are gone are still open"}, nil
-	}
-	if len(claimed) == 0 {
+	case len(avoid) > 0:
+		return &heldError{why: "a handler hangs, and there is no other partition for this instance"}, nil
+	default:
 		return &heldError{why: fmt.Sprintf("%d other instances have all %d partitions", len(g.members)-1,
 			g.layout.Partitions)}, nil
 	}
@@ -332,12 +398,47 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state) (*heldEr
 	if err != nil {
 		return nil, err
 	}
-	rows, err = tx.Query(ctx, `UPDATE `+marks+` SET epoch = $2, owner = $4 WHERE name = $1 AND partition = ANY ($3)
-		RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`, s.cfg.Name, s.epoch, claimed, s.me)
+	rows, err := tx.Query(ctx, `UPDATE `+marks+` SET epoch = $2, owner = $4 WHERE name = $1
+		AND partition = ANY ($3) RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
+		s.cfg.Name, s.epoch, claimed, s.me)
 	if err != nil {
 		return nil, err
 	}
 	return nil, scanOffsets(rows, st)
+}
+
+// giveUp marks the partitions that this instance must not claim, so that others take them. A row that the
+// transaction of its handler still has locked is left alone for now.
+func (s *postgres) giveUp(ctx context.Context, tx pgx.Tx, g *group, avoid map[int]bool) error {
+	open, err := s.lock(ctx, tx, g.toGiveUp(s.me, avoid))
+	if err != nil || len(open) == 0 {
+		return err
+	}
+	_, err = tx.Exec(ctx, `UPDATE `+s.table("outflow_mark")+` SET owner = $2 WHERE name = $1 AND source = 'live'
+		AND partition = ANY ($3)`, s.cfg.Name, givenUpBy+s.me, open)
+	for _, p := range open {
+		g.set(p, givenUpBy+s.me)
+	}
+	return err
+}
+
+// lock locks the rows of partitions, and returns which, ascending: without those that another transaction has
+// locked.
+func (s *postgres) lock(ctx context.Context, tx pgx.Tx, partitions []int) ([]int, error) {
+	if len(partitions) == 0 {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, `SELECT partition FROM `+s.table("outflow_mark")+` WHERE name = $1
+		AND source = 'live' AND partition = ANY ($2) ORDER BY partition FOR UPDATE SKIP LOCKED`, s.cfg.Name,
+		partitions)
+	if err != nil {
+		return nil, err
+	}
+	locked, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	for _, p := range partitions {
+		s.share.locked[p] = !slices.Contains(locked, p)
+	}
+	return locked, err
 }
 
 // switchLayout makes the wanted layout the layout, if all offsets are at the barrier. A transaction that had
@@ -494,16 +595,17 @@ func (s *postgres) due(ctx context.Context) (bool, error) {
 	if g.layout != s.share.layout || g.barrier != s.share.barrier {
 		return true, nil
 	}
-	if len(g.has(s.me)) < s.share.mine { // `outflow consumer rewind` has taken them, to set them back
-		return true, nil
+	if slices.ContainsFunc(s.share.claimed, func(p int) bool { return g.owners[p] != s.me }) {
+		return true, nil // `outflow consumer rewind` has taken it, to set it back
 	}
-	quota, free := g.quota(s.me), 0
-	for _, p := range append(g.has(""), g.has(s.me)...) {
-		if !s.share.locked[p] || time.Now().After(s.share.until) {
-			free++
-		}
-	}
-	return s.share.mine > quota || s.share.mine < min(quota, free), nil
+	locked := func(p int) bool { return s.share.locked[p] && time.Now().Before(s.share.until) }
+	avoid := s.share.avoid(g.layout)
+	giveUp := slices.DeleteFunc(g.toGiveUp(s.me, avoid), locked)
+	wanted, surplus := g.share(s.me, avoid, slices.DeleteFunc(g.toTake(avoid), locked))
+	more := slices.ContainsFunc(wanted, func(p int) bool {
+		return !slices.Contains(s.share.claimed, p) && !locked(p)
+	})
+	return more || len(giveUp)+len(surplus) > 0 || g.leaves(avoid, wanted), nil
 }
 
 func (s *postgres) dueEvery() time.Duration { return min(250*time.Millisecond, s.cfg.Lease/4) }

@@ -62,12 +62,12 @@ func (r *runner) loop(ctx context.Context) error {
 		if err != nil && !errors.As(err, &held) {
 			r.state.set(Retrying, nil, err)
 		}
-		if err := r.calls.awaitHung(ctx); err != nil {
-			return err
+		if r.store != nil && !r.store.transactional() {
+			r.calls.awaitHung(ctx) // meanwhile another instance has all partitions
 		}
 		if ctx.Err() != nil && !isCrash(err) {
 			r.leave(ctx)
-			return nil
+			return r.calls.leftBehind()
 		}
 		if err == nil {
 			failures = -1 // it has other partitions from now on, or something else to read
@@ -88,7 +88,8 @@ func (r *runner) loop(ctx context.Context) error {
 		r.cfg.Log.Warn("the session ended, another one follows", "err", err)
 		r.met.dropped(reason(err))
 		if sleep(ctx, jitter(min(pauseMost, pauseFirst<<min(failures, 10)))) != nil {
-			return nil
+			r.leave(ctx)
+			return r.calls.leftBehind()
 		}
 	}
 }
@@ -126,9 +127,10 @@ func (r *runner) final(err error) error {
 }
 
 // leaves reports whether this instance can't go on at once after an error, so that another one should.
-func leaves(err error) bool {
+func (r *runner) leaves(err error) bool {
 	var loss *possibleLoss
-	return hanging(err) != nil || outbox.FaultOf(err) != nil && !errors.As(err, &loss)
+	return hanging(err) != nil && !r.store.transactional() ||
+		outbox.FaultOf(err) != nil && !errors.As(err, &loss)
 }
 
 func isCrash(err error) bool {
@@ -149,6 +151,8 @@ func reason(err error) string {
 	switch {
 	case errors.Is(err, errMoved):
 		return "moved"
+	case hanging(err) != nil:
+		return "handler"
 	case errors.Is(err, errUnknown) || class(err) != "" || strings.Contains(err.Error(), "failed to connect"):
 		return "database"
 	}
@@ -244,14 +248,14 @@ func (r *runner) session(ctx context.Context) (err error) {
 	if err := r.checkReach(ctx); err != nil {
 		return err
 	}
-	st, err := r.store.acquire(ctx)
+	st, err := r.store.acquire(ctx, r.calls.avoids)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		err = r.forbidden(err, before)
 		// After most errors another session of this instance follows at once, which keeps its partitions.
-		if isCrash(err) || !leaves(err) {
+		if isCrash(err) || !r.leaves(err) {
 			r.store.abandon()
 			return
 		}

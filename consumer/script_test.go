@@ -162,15 +162,15 @@ func (s *scripted) begin() error {
 	if err != nil {
 		return err
 	}
-	r := &runner{Consumer: c, store: s.store, calls: &calls{cfg: &c.cfg}}
+	r := &runner{Consumer: c, store: s.store, calls: &calls{cfg: &c.cfg, track: c.state}}
 	r.calls.handler = func(context.Context, pgx.Tx, *Event) error {
 		s.applied = true
 		return nil
 	}
-	st, err := s.store.acquire(ctx)
+	st, err := s.store.acquire(ctx, none)
 	if err == nil && st.Layout.Partitions == 0 {
 		if err = r.begin(ctx); err == nil {
-			st, err = s.store.acquire(ctx)
+			st, err = s.store.acquire(ctx, none)
 		}
 	}
 	if err == nil {

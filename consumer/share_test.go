@@ -301,7 +301,7 @@ func TestAnEarlierClaimMovesNothing(t *testing.T) {
 		c := w.consumer(w.config(src))
 		st, err := c.offsets.open(t.Context(), nil, &c.cfg)
 		must.Succeed(t, err)
-		claimed, err := st.acquire(t.Context())
+		claimed, err := st.acquire(t.Context(), none)
 		must.Succeed(t, err)
 		t.Cleanup(st.abandon)
 		return st, claimed

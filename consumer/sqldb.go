@@ -219,14 +219,11 @@ func (c *sqlConn) Release() {
 	_ = c.conn.Close() // gives it back to the pool
 }
 
-// leave has database/sql roll the transaction back, for which a statement of the handler that still runs has
-// to end first: its context has ended.
-func (c *sqlConn) leave(h *hangError) {
+// leave has database/sql roll the transaction back and take the connection, which the handler can't use any
+// more. A statement of it that still runs has to end first: its context has ended.
+func (c *sqlConn) leave(*hangError) {
 	c.end()
-	go func() {
-		<-h.returned
-		c.Release()
-	}()
+	go c.Release()
 }
 
 // sqlTx is a transaction of database/sql as the consumer uses it. The handler gets tx itself.

@@ -189,39 +189,6 @@ func TestEventsAreParkedAndReleasedByDatabaseSQL(t *testing.T) {
 	}
 }
 
-// A handler that ignores its context costs its instance the lease here, too; its transaction is rolled back.
-func TestAHandlerOfDatabaseSQLThatHangsGivesItsLeaseUp(t *testing.T) {
-	t.Parallel()
-	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
-	all := s.events(12, 3)
-	src.publish(all...)
-	cfg := w.config(src)
-	cfg.Timeout = 200 * time.Millisecond
-	first := w.sqlConsumer(w.sql(), cfg)
-	first.cfg.hang = 50 * time.Millisecond
-	release := make(chan struct{})
-	var hung atomic.Bool
-	frozen := w.start(first, func(ctx context.Context, tx pgx.Tx, e *Event) error {
-		if e.seq == 5 && !hung.Swap(true) {
-			<-release
-		}
-		return sqlHandler(ctx, tx, e)
-	})
-	if !await.True(hung.Load) {
-		t.Fatal("it is not called")
-	}
-	cfg.Timeout = 10 * time.Second
-	other := newMemoryStream().publish(all...)
-	other.created = src.created
-	cfg.hooks.Source = other
-	w.start(w.sqlConsumer(w.sql(), cfg), sqlHandler)
-	w.await(all)
-	close(release)
-	frozen.stop()
-	_ = frozen.ends() // whether it was quicker than the handler or not
-	w.exactly(all)
-}
-
 func TestAPoolOfDatabaseSQLThatIsTooSmallIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

@@ -27,9 +27,9 @@ type State struct {
 	Status     Status
 	Since      time.Time // when Status began, or the consumer was made
 	Partitions []int     // that this instance has, ascending; none unless it is active
-	// Err is why the instance does not do its work, or why a partition of it is held; nil if all is well. So
-	// it is the answer to a question for its health. An event that is tried again, and will be parked or
-	// succeed, is no error here.
+	// Err is why the instance does not do its work, why a partition of it is held, or that a handler hangs;
+	// nil if all is well. So it is the answer to a question for its health. An event that is tried again, and
+	// will be parked or succeed, is no error here.
 	Err     error
 	Failing []FailingEvent // at most one in each partition, ascending
 }
@@ -55,6 +55,7 @@ type tracker struct {
 	mu      sync.Mutex
 	now     State
 	failing map[int]FailingEvent
+	hung    []*hangError // calls of the handler that have not returned, also of an earlier Run
 }
 
 func newTracker() *tracker {
@@ -81,6 +82,9 @@ func (t *tracker) state() State {
 			s.Err = fmt.Errorf("consumer: partition %d is held since %v at document %q, sequence %d: %w",
 				f.Partition, f.Since.UTC().Format(time.RFC3339), f.Document, f.Sequence, f.Err)
 		}
+	}
+	if len(t.hung) > 0 && s.Err == nil {
+		s.Err = fmt.Errorf("consumer: %d handlers hang: %w", len(t.hung), t.hung[0])
 	}
 	return s
 }
@@ -123,4 +127,25 @@ func (t *tracker) heldLocked() (n int) {
 		}
 	}
 	return n
+}
+
+// hangs adds a call that hangs.
+func (t *tracker) hangs(h *hangError) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.hung = append(t.hung, h)
+}
+
+// returned removes a call that hung.
+func (t *tracker) returned(h *hangError) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.hung = slices.DeleteFunc(t.hung, func(o *hangError) bool { return o == h })
+}
+
+// hanging returns the calls that hang, the oldest first.
+func (t *tracker) hanging() []*hangError {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.hung)
 }

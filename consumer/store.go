@@ -17,10 +17,12 @@ type Offsets interface {
 // concurrently, each for its own partition; beside them only due, renew and read are called.
 type store interface {
 	// acquire claims the partitions that are this instance's share, and gives back what is more than that.
+	// Where instances share partitions, it leaves those that avoid returns to others, now and until the
+	// next acquire.
 	// From then on every move of an earlier claim on them fails. It returns a *heldError if there is nothing
 	// for this instance, and a state without offsets if it can't work with the layout's keying. Where a
 	// layout is wanted and all offsets are at its barrier, it becomes the layout.
-	acquire(ctx context.Context) (*state, error)
+	acquire(ctx context.Context, avoid avoids) (*state, error)
 	// begin makes the offsets of a new consumer, if nobody has made them meanwhile.
 	begin(ctx context.Context, l layout, filters []string, at offset, created time.Time) error
 	// beginReplay makes the offsets of all partitions in a replay's stream that was made at that time.
@@ -54,6 +56,9 @@ type store interface {
 	// transactional reports whether effects and offsets share a transaction: exactly once.
 	transactional() bool
 }
+
+// avoids returns the partitions of a layout that an instance must not claim now.
+type avoids func(l layout) map[int]bool
 
 // nothing is for a transaction that only moves an offset.
 func nothing(context.Context, pgx.Tx) error { return nil }

@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS %soutflow_member ( -- the instances; one that has exp
 CREATE TABLE IF NOT EXISTS %soutflow_mark (
   name text NOT NULL, source text NOT NULL, -- live or replay
   partition int NOT NULL,
-  owner text,                               -- the instance that has claimed the partition (in live), for as long as it is a member
+  owner text,                               -- the instance that has claimed the partition (in live), for as long as it is a member; hung: and an instance: that one has given it up
   epoch bigint NOT NULL,                    -- of the claim that may move it
   seq bigint NOT NULL,                      -- stream sequence of the message up to which the partition is done
   due pg_lsn NOT NULL, n bigint NOT NULL, lsn pg_lsn NOT NULL, i bigint NOT NULL, -- of its header

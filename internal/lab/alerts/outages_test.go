@@ -156,6 +156,11 @@ var outages = map[string][]phase{
 		{begin: "the consumer has ended"},
 		{begin: "another one begins, and messages are missing", fires: in{"OutflowConsumerGap": minute}},
 	},
+	"handler_hangs": {
+		{begin: "all is well"},
+		{begin: "a handler hangs", fires: in{"OutflowConsumerHandlerHangs": 8 * minute}},
+		{begin: "it has returned"},
+	},
 	"consumer_fails": {
 		{begin: "all is well"},
 		{begin: "one event of three fails", fires: in{

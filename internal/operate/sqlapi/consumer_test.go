@@ -78,6 +78,11 @@ func TestInstancesInSQLShareThePartitions(t *testing.T) {
 		d.refuses("OF001", advance, 0, 3, 0, 1, header("0/5", 0))
 		d.exec("SELECT outflow.leave('c', 'b')")
 		check(d.claim("a"), "0@6", "1@6", "2@6", "3@6")
+		// What an instance has given up because its handler hangs is free, though that one is there.
+		check(d.claim("b"))
+		d.exec("UPDATE outflow.outflow_mark SET owner = 'hung:a' WHERE partition = 3")
+		check(d.texts("SELECT outflow.renew('c', 'b', '1 hour')::text"), "true")
+		check(d.claim("b"), "3@7")
 	})
 }
 

@@ -372,6 +372,24 @@ var outages = map[string]func(t *testing.T) *scene{
 		s.phase("another one begins, and messages are missing", 10)
 		return s
 	},
+	"handler_hangs": func(t *testing.T) *scene {
+		s := newScene(t, pgtest.Own(t, 0), natstest.Server(t).URL()) // as below
+		var hangs atomic.Bool
+		returns := make(chan struct{})
+		s.consume(consume.Config{Partitions: 2, Timeout: time.Second},
+			func(context.Context, pgx.Tx, *consume.Event) error {
+				if hangs.CompareAndSwap(true, false) {
+					<-returns
+				}
+				return nil
+			})
+		s.phase("all is well", 5)
+		hangs.Store(true)
+		s.phase("a handler hangs", 14)
+		close(returns)
+		s.phase("it has returned", 6)
+		return s
+	},
 	"consumer_fails": func(t *testing.T) *scene {
 		// a server of its own: a handler that hangs has a transaction open, which no slot can be made beside
 		s := newScene(t, pgtest.Own(t, 0), natstest.Server(t).URL())
