@@ -22,6 +22,9 @@ const (
 
 const hintStopped = "But first keep everybody else out of Outflow's NATS account (docs/nats.md)"
 
+const hintRestore = "Run `outflow archive restore` again: it goes on where it was. Then `outflow repair` " +
+	"says what the archive did not have"
+
 const hintShard = "Set shard to what the record says: what slot and stream are of is settled when they are " +
 	"made. To divide a table otherwise, " +
 	"give each new shard a slot, a publication and a stream of its own, as docs/upgrades.md says"
@@ -35,7 +38,8 @@ func hintBucket(stream string) string {
 // hintOf is the hint of a gap: the repair first, but where a slot stands in its way that may be somebody
 // else's, or where it is not the repair that is to go on.
 func (c Config) hintOf(code, otherwise string) string {
-	if code == codeSlotDatabase || code == codeSlotPlugin || code == CodeSnapshotUnfinished {
+	switch code {
+	case codeSlotDatabase, codeSlotPlugin, CodeSnapshotUnfinished, CodeRestoreUnfinished:
 		return otherwise
 	}
 	switch c.Mapping.Source {

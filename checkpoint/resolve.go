@@ -18,6 +18,10 @@ const CodeUnfinished = "repair_unfinished"
 // middle.
 const CodeSnapshotUnfinished = "snapshot_unfinished"
 
+// CodeRestoreUnfinished is the code of the fault of a stream that `outflow archive restore` left in the
+// middle.
+const CodeRestoreUnfinished = "restore_unfinished"
+
 // ErrStandby says that the server is a standby in recovery that does not have everything yet: it is waited
 // for.
 var ErrStandby = errors.New("standby in recovery: waiting")
@@ -81,8 +85,8 @@ func (s Start) LostFrom() uint64 {
 func Resolve(cfg Config, r Readings) (Start, error) {
 	v := &resolver{cfg: cfg, Readings: r}
 	for _, check := range []func() error{
-		v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication, v.choose,
-		v.newest, v.stopped,
+		v.restored, v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication,
+		v.choose, v.newest, v.stopped,
 	} {
 		if err := check(); err != nil {
 			return Start{}, err
@@ -126,6 +130,16 @@ func (v *resolver) left() outbox.LSN {
 		}
 	}
 	return 0
+}
+
+// restored refuses a stream that an archive is being restored to, whatever the record says.
+func (v *resolver) restored() error {
+	if v.Stream.Restoring == "" {
+		return nil
+	}
+	return v.gap(CodeRestoreUnfinished, 0, v.Server.WALEnd, hintRestore,
+		"stream %s is being restored from %s, and has a part of that up to sequence %d", v.cfg.Stream,
+		v.Stream.Restoring, v.Stream.LastSeq)
 }
 
 func (v *resolver) record() error {

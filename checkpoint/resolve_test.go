@@ -282,6 +282,9 @@ func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
 			[]string{"ends at 0/2FFF", "restored", slotCure}},
 		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind",
 			outbox.Gap, "0/2FFF to 0/3000", nil},
+		{func(r *Readings) { r.Record, r.Stream.Restoring = nil, "OUTBOX-20260301T100000.123456789Z" },
+			"restore_unfinished", outbox.Gap, "0/0 to 0/5000", []string{"restored from OUTBOX-2026",
+				"outflow archive restore` again"}},
 		{func(r *Readings) { r.Server.WALEnd, r.Stream.NewestSeq, r.Stream.Newest = 0x2FFF, 0, nil },
 			"server_behind", outbox.Gap, "0/2FFF to 0/3000", nil},
 		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001",
@@ -361,7 +364,7 @@ func refused(t *testing.T, err error, code string, class outbox.Class, rng strin
 		}
 	}
 	if class == outbox.Gap && code != "slot_database" && code != "slot_plugin" &&
-		code != CodeSnapshotUnfinished &&
+		code != CodeSnapshotUnfinished && code != CodeRestoreUnfinished &&
 		(!strings.HasPrefix(f.Hint, "Run `outflow repair`: ") ||
 			!strings.Contains(f.Hint, "`outflow repair --accept "+code+"`")) {
 		t.Errorf("the hint does not begin with the repair: %s", f.Hint)

@@ -30,6 +30,25 @@ var commands = []Finding{
 		Hint: "If the loss is accepted, give the range to `outflow archive run --accept-gap`; raise the " +
 			"stream's limits, or archive more often.",
 		Runbook: "[What a gap is](archive.md#a-gap)."},
+	{Code: "archive_empty", Severity: Error, Classes: fatal,
+		Title: "The archive has nothing of the stream",
+		Hint: "Are archive.url and stream those that `outflow archive run` had? `outflow archive list` " +
+			"shows what is there."},
+	{Code: "restore_exists", Severity: Error, Classes: fatal,
+		Title: "The stream that is to be restored exists",
+		Hint: "If nothing of it is needed, remove it with `nats stream rm`. To look at the past only, " +
+			"give another name with --to."},
+	{Code: "restore_unfinished", Severity: Critical, Classes: gap,
+		Title: "The stream is being restored from the archive",
+		Hint: "Run `outflow archive restore` again: it goes on where it was. Then `outflow repair` says " +
+			"what the archive did not have.",
+		Runbook: "[Restoring a stream](archive.md#restoring-a-stream). Nothing else works on the stream " +
+			"until that has finished."},
+	{Code: "archive_limits", Severity: Warning,
+		Title: "The stream removes messages by itself, and there is an archive",
+		Hint: "Take the limits away, and let `outflow stream apply` remove messages: it waits until they " +
+			"are archived, and everybody has them.",
+		Runbook: "[What leaves the stream](retention.md#the-stream)."},
 	{Code: "archive_record", Severity: Error, Classes: fatal,
 		Title: "The checkpoint record does not say up to where the stream is confirmed",
 		Hint:  "See what `outflow status` says, and let `outflow run` come to run. Then archive again."},

@@ -3,8 +3,8 @@ package finding
 // The way out for a stream with a setting that cannot be changed.
 const anotherStream = "Name another stream and run `outflow init`."
 
-const fromBackup = "Correct nats.url if it is another account. If there is a backup: `nats stream " +
-	"restore`, then look again with `outflow repair`."
+const fromBackup = "Correct nats.url if it is another account. With an archive: `outflow archive " +
+	"restore`; with a backup: `nats stream restore`. Then look again with `outflow repair`."
 
 var stream = []Finding{
 	{Code: "stream_missing", Severity: Critical, Classes: fatalGap,

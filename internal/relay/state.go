@@ -77,6 +77,7 @@ type StreamState struct {
 	NewestSeq  uint64         // sequence of the newest message that can be read, 0 if none can
 	Newest     *outbox.Header // its header; nil if there is no message or it has none of ours
 	Replicated bool           // more than one replica
+	Restoring  string         // what it is being restored from; "": it is whole
 	Now        time.Time      // the broker's clock when it was asked; zero where it does not say
 	// durable consumers at the newest message or beyond: after a loss, those that may have had more
 	Durables []string

@@ -86,6 +86,7 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	st = relay.StreamState{
 		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
 		Replicated: info.Config.Replicas > 1, Now: info.Now,
+		Restoring: info.Config.Metadata[restoring],
 	}
 	if newest != nil {
 		st.NewestSeq, st.Newest = newest.Seq, HeaderOf(newest.Header)

@@ -45,7 +45,13 @@ type Options struct {
 	MaxAge   time.Duration // 0: no limit
 	MaxBytes int64         // 0: no limit
 	Atomic   bool          // allow atomic batches if they can be of use: with one replica, on file
+
+	Restoring string // what it is restored from, see [Stream.Restored]; "": it is a new one
+	First     uint64 // the sequence that it begins at; 0: 1
 }
+
+// restoring is the name in the stream's metadata of what it is being restored from.
+const restoring = "outflow-restoring"
 
 // The transform of the stream, from the ingress to the public subjects. The source has a wildcard where the
 // ingress has its random token, so that a new ingress needs no new transform: to change a transform while
@@ -80,6 +86,7 @@ type Config struct {
 	PersistMode     string            `json:"persist_mode,omitempty"`
 	DeleteMarkerTTL time.Duration     `json:"subject_delete_marker_ttl,omitempty"`
 	Metadata        map[string]string `json:"metadata,omitempty"`
+	FirstSeq        uint64            `json:"first_seq,omitempty"`
 }
 
 type subjectTransform struct {
@@ -115,6 +122,32 @@ func newIngress() (string, error) {
 // in before it may still store, until it has acknowledged a message through the new one. This connection is
 // of no use for publishing afterwards: it watches the old one.
 func (s *Stream) RenewIngress(ctx context.Context) error {
+	subject, err := newIngress()
+	if err != nil {
+		return err
+	}
+	return s.update(ctx, func(c map[string]json.RawMessage) (err error) {
+		c["subjects"], err = json.Marshal([]string{subject})
+		return err
+	})
+}
+
+// Restored lets a stream be used that was made with Options.Restoring: until then no start and no repair
+// takes it for whole.
+func (s *Stream) Restored(ctx context.Context) error {
+	return s.update(ctx, func(c map[string]json.RawMessage) error {
+		metadata := map[string]string{}
+		err := json.Unmarshal(c["metadata"], &metadata)
+		if err == nil {
+			delete(metadata, restoring)
+			c["metadata"], err = json.Marshal(metadata)
+		}
+		return err
+	})
+}
+
+// update changes the stream's configuration as the server gave it.
+func (s *Stream) update(ctx context.Context, change func(config map[string]json.RawMessage) error) error {
 	var info struct {
 		jsapi.Answer
 		Config map[string]json.RawMessage `json:"config"`
@@ -122,11 +155,7 @@ func (s *Stream) RenewIngress(ctx context.Context) error {
 	if err := s.api.Ask(ctx, "STREAM.INFO."+s.name, nil, &info); err != nil {
 		return err
 	}
-	subject, err := newIngress()
-	if err != nil {
-		return err
-	}
-	if info.Config["subjects"], err = json.Marshal([]string{subject}); err != nil {
+	if err := change(info.Config); err != nil {
 		return err
 	}
 	return s.api.Ask(ctx, "STREAM.UPDATE."+s.name, info.Config, &jsapi.Answer{})
@@ -143,7 +172,10 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 		Retention: "limits", Discard: "old", Storage: o.Storage, Replicas: max(o.Replicas, 1),
 		AllowDirect: true,
 		MaxAge:      o.MaxAge, MaxBytes: o.MaxBytes, MaxConsumers: -1, MaxMsgs: -1, MaxMsgsPer: -1,
-		MaxMsgSize: -1,
+		MaxMsgSize: -1, FirstSeq: o.First,
+	}
+	if o.Restoring != "" {
+		cfg.Metadata = map[string]string{restoring: o.Restoring}
 	}
 	if cfg.Storage == "" {
 		cfg.Storage = "file"

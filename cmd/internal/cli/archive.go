@@ -25,7 +25,8 @@ in the order of the stream, and checks what was written. See docs/archive.md. ou
 it: run it from cron for example.`,
 		Example: "  outflow archive run --config outflow.yaml\n  outflow archive verify",
 	}
-	cmd.AddCommand(a.archiveRunCommand(), a.archiveListCommand(), a.archiveVerifyCommand())
+	cmd.AddCommand(a.archiveRunCommand(), a.archiveListCommand(), a.archiveVerifyCommand(),
+		a.archiveRestoreCommand())
 	return cmd
 }
 
@@ -138,5 +139,45 @@ named, 1 if the archive can't be read.`,
 	})
 	cmd.Flags().IntVar(&sample, "sample", 0, "read only so many segments; 0: all")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+func (a *App) archiveRestoreCommand() *cobra.Command {
+	var o archive.RestoreOptions
+	var asJSON bool
+	cmd := a.configured(&cobra.Command{
+		Use:   "restore",
+		Short: "Make the stream again from the archive",
+		Long: `Makes a stream with all messages of the archive, under the same sequences, so that
+what consumers know of it is still right. The stream must not exist. It has no limits, such as max_age: those
+of init are for new streams. It may be killed at any point and run again, and goes on where it was; until it
+has finished, outflow run and outflow repair leave the stream alone. Then outflow repair publishes what the
+archive did not have yet. See docs/archive.md. PostgreSQL is not needed.
+
+Exit code 0, 2 for a wrong option, 3 if the stream exists, or a server can't be reached, 4 if an object of
+the archive is lost or damaged, or somebody else published to the stream, 1 if a server was lost: run it
+again.`,
+		Example: "  outflow archive restore --config outflow.yaml\n" +
+			"  outflow archive restore --to OUTBOX_PAST",
+	}, func(ctx context.Context, cfg config.Config) error {
+		if a.faults != nil {
+			o.Hit = a.faults.Hit
+		}
+		ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
+		defer cancel()
+		r, err := archive.Restore(ctx, cfg, newLogger(a.Stderr, cfg), o)
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return a.printJSON(r)
+		}
+		a.printf(a.Stdout, "at %v\n%v\n", a.where, r)
+		return nil
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.To, "to", "", "`stream` to make; by default the one of the settings")
+	f.StringVar(&o.Folder, "folder", "", "`name` of the folder to restore; by default the newest one")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
 }

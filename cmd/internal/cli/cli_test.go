@@ -133,8 +133,8 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 		environ, args []string
 		want          string // all of standard error before the line that names the code
 	}{
-		{"unknown command", nil, []string{"strat"},
-			"outflow: there is no command \"strat\"\nsee outflow --help\n"},
+		{"unknown command", nil, []string{"begin"},
+			"outflow: there is no command \"begin\"\nsee outflow --help\n"},
 		{"nearly a command", nil, []string{"verson"},
 			"outflow: there is no command \"verson\". The nearest is version\nsee outflow --help\n"},
 		{"unknown flag", nil, []string{"config", "--horizon", "1s"},

@@ -37,6 +37,7 @@ type Config struct {
 	Init        Init
 	Retain      Retain
 	Archive     Archive
+	Maintain    Maintain
 	Listen      string // host:port; "": no listener
 	ListenHosts string // further names that requests may name, separated by commas
 	Log         Log
@@ -194,11 +195,20 @@ type InitPartition struct {
 	Every time.Duration // whole seconds, at least one
 }
 
-// Retain says what goes from the database, and when.
+// Retain says what goes from the database and the stream, and when.
 type Retain struct {
 	PostgresURL string   // as the table's owner; postgres.url if it was not given
 	OtherSlots  []string // that do not count
 	Table       RetainTable
+	Stream      RetainStream
+}
+
+// RetainStream says what goes from the stream. Age, Size and Messages choose how much, 0: no limit.
+type RetainStream struct {
+	Age             time.Duration
+	Size            int64 // bytes
+	Messages        int
+	IgnoreConsumers []string // that are not waited for
 }
 
 // RetainTable says what goes from the table. Age, Size and Rows choose how much, 0: no limit.
@@ -218,6 +228,11 @@ type Archive struct {
 	URL         string // "": there is none
 	SegmentSize int64  // bytes, compressed
 	SegmentAge  time.Duration
+}
+
+// Maintain says how outflow maintain works.
+type Maintain struct {
+	Every time.Duration // from 1s on
 }
 
 // The values of retain.table.method.

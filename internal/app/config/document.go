@@ -36,7 +36,8 @@ key is made of actor and counter; without those as well, events keep commit orde
 var documentSections = map[string]string{
 	"postgres": "PostgreSQL", "replication": "Replication", "nats": "NATS", "columns": "Columns",
 	"reorder": "Order", "sink": "Publishing and confirming",
-	"init": "How init makes the stream", "retain": "What goes from the database", "log": "Log", "": "Names",
+	"init": "How init makes the stream", "retain": "What goes from the database and the stream",
+	"archive": "The archive", "maintain": "Maintenance", "log": "Log", "": "Names",
 }
 
 // Document returns docs/configuration.md.

@@ -63,8 +63,9 @@ func TestWithoutSourcesTheDefaultsHold(t *testing.T) {
 		Init: Init{Replicas: 1, Storage: "file", Partition: InitPartition{Every: 24 * time.Hour}},
 		Retain: Retain{Table: RetainTable{Method: RetainPartition, Keep: 168 * time.Hour, Ahead: 4,
 			Slack: time.Hour}},
-		Archive: Archive{SegmentSize: 64 << 20, SegmentAge: time.Hour},
-		Listen:  "127.0.0.1:7422", Log: Log{Format: "text", Level: slog.LevelInfo},
+		Archive:  Archive{SegmentSize: 64 << 20, SegmentAge: time.Hour},
+		Maintain: Maintain{Every: time.Minute},
+		Listen:   "127.0.0.1:7422", Log: Log{Format: "text", Level: slog.LevelInfo},
 		OnFault: FaultExit, StopTimeout: 10 * time.Second,
 	}
 	if !reflect.DeepEqual(c, want) {

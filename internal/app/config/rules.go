@@ -47,7 +47,8 @@ func slotName(s string) bool {
 	return s != "" && len(s) <= maxIdentifier
 }
 
-func streamName(s string) bool {
+// StreamName reports whether a stream can have that name.
+func StreamName(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c != '_' && c != '-' && !asciiAlnum(c) {
 			return false
@@ -57,6 +58,9 @@ func streamName(s string) bool {
 }
 
 func filled(s string) bool { return s != "" }
+
+// consumerName accepts what JetStream takes for the name of a consumer.
+func consumerName(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n.*>/\\") }
 
 var hostName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
@@ -101,8 +105,15 @@ func postgresURL(s string) bool {
 // archiveURL accepts the URL of a local folder, and "".
 func archiveURL(s string) bool {
 	u, err := url.Parse(s)
-	return s == "" || err == nil && u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") &&
-		u.RawQuery == "" && u.Fragment == ""
+	switch {
+	case s == "":
+		return true
+	case err != nil || u.Fragment != "" || u.User != nil:
+		return false
+	case u.Scheme == "s3":
+		return u.Host != "" && u.Path == ""
+	}
+	return u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == ""
 }
 
 // natsURLs accepts one or more servers, separated by commas, and "".

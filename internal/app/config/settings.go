@@ -177,7 +177,7 @@ var settings = []setting{
 		bind: func(c *Config) value { return textValue{&c.Publication, identifier} }},
 	{path: "stream", def: "OUTBOX", want: "1 to 244 characters of A-Z a-z 0-9 _ -",
 		doc:  "The JetStream stream. The checkpoint record is in the bucket outflow-<stream>.",
-		bind: func(c *Config) value { return textValue{&c.Stream, streamName} }},
+		bind: func(c *Config) value { return textValue{&c.Stream, StreamName} }},
 	{path: "subject", def: "outbox.{doc_id}", want: "a template such as outbox.{doc_id}",
 		doc: "The template of the subjects: a literal token first, then columns in braces. See the message " +
 			"format.",
@@ -343,8 +343,22 @@ var settings = []setting{
 		doc: "How long a partition stays attached after its range has ended, and after the last insert " +
 			"into it: an insert into the range of a detached one fails.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Slack, 0, longest, 0} }},
+	{path: "retain.stream.age", def: "0s", want: "a duration of 0s or more, such as 720h",
+		doc: "outflow stream apply lets messages go that are older. Where age, size and messages are 0, " +
+			"none goes. None of the three lets a message go that somebody still needs.",
+		bind: func(c *Config) value { return durationValue{&c.Retain.Stream.Age, 0, longest, 0} }},
+	{path: "retain.stream.size", def: "0", want: "a size, " + wantSize,
+		doc:  "The oldest messages go while the stream is larger. 0: no limit.",
+		bind: func(c *Config) value { return sizeValue[int64]{&c.Retain.Stream.Size, 0, math.MaxInt64} }},
+	{path: "retain.stream.messages", def: "0", want: "a whole number of messages",
+		doc:  "The oldest messages go while the stream has more of them. 0: no limit.",
+		bind: func(c *Config) value { return intValue{&c.Retain.Stream.Messages, 0, math.MaxInt} }},
+	{path: "retain.stream.ignore_consumers", want: "names of consumers, separated by commas",
+		doc: "Consumers that messages need not wait for. All others of the stream count, also those that " +
+			"do not run.",
+		bind: func(c *Config) value { return listValue{&c.Retain.Stream.IgnoreConsumers, consumerName} }},
 
-	{path: "archive.url", want: "file:///path/of/a/folder",
+	{path: "archive.url", want: "file:///path/of/a/folder or s3://bucket?region=...",
 		doc: "Where outflow archive keeps the cold part of the stream. Empty: nowhere. outflow run never " +
 			"uses it.",
 		bind: func(c *Config) value { return textValue{&c.Archive.URL, archiveURL} }},
@@ -357,6 +371,10 @@ var settings = []setting{
 	{path: "archive.segment_age", def: "1h", want: "a duration of 0s or more, such as 1h",
 		doc:  "How old a smaller segment's first message is before it is archived.",
 		bind: func(c *Config) value { return durationValue{&c.Archive.SegmentAge, 0, longest, 0} }},
+
+	{path: "maintain.every", def: "1m", want: "a duration of 1s or more, such as 1m",
+		doc:  "How often outflow maintain archives and applies retention.",
+		bind: func(c *Config) value { return durationValue{&c.Maintain.Every, time.Second, longest, 0} }},
 
 	{path: "listen", def: "127.0.0.1:7422", want: `host:port, or "" for none`,
 		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",

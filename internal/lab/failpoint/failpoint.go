@@ -50,6 +50,16 @@
 //
 //	archive.begin, .written         before and after a segment's messages are written
 //	archive.verified, .manifest     they were read back; the manifest is there
+//
+// Those of outflow archive restore:
+//
+//	restore.made, .message          the stream is made; a message of it is acknowledged
+//	restore.published, .purged      all are; those that held the place of missing ones are gone
+//
+// Those of outflow stream apply:
+//
+//	stream.verified, .checked       the archive has what is to go; all was looked at again
+//	stream.purged                   it is gone
 package failpoint
 
 import (
@@ -90,6 +100,8 @@ var steps = []string{
 	"partition.sealed", "partition.durable", "partition.archived", "partition.compared", "partition.verified",
 	"partition.dropping", "partition.dropped", "partition.deleted",
 	"archive.begin", "archive.written", "archive.verified", "archive.manifest",
+	"restore.made", "restore.message", "restore.published", "restore.purged",
+	"stream.verified", "stream.checked", "stream.purged",
 }
 
 // Names returns the points at which outflow run can kill itself.

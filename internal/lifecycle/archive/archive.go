@@ -9,13 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -138,11 +138,6 @@ func (a *Archive) Next() uint64 {
 	return 1
 }
 
-// Complete reports whether all events below a fence are archived.
-func (a *Archive) Complete(fence outbox.LSN) bool {
-	return slices.ContainsFunc(a.Segments, func(m *Manifest) bool { return m.Complete >= fence })
-}
-
 func (a *Archive) manifestName(first uint64) string {
 	return fmt.Sprintf("%s%020d.json", a.folder, first)
 }
@@ -171,7 +166,16 @@ func (a *Archive) Unfinished(ctx context.Context) (last uint64, err error) {
 
 func (a *Archive) damaged(name string, err error) error {
 	return &outbox.Fault{Class: outbox.Gap, Code: CodeDamaged,
-		Message: fmt.Sprintf("archive: %s: %v", name, err), Err: err}
+		Message: fmt.Sprintf("archive: %s: %v", name, err)}
+}
+
+// Agrees compares the archive's last message with the stream's, if that still has it.
+func (a *Archive) Agrees(ctx context.Context, api *jsapi.Client) error {
+	n := len(a.Segments)
+	if n == 0 {
+		return nil
+	}
+	return SameAs(ctx, api, a.stream, a.Segments[n-1].Last, a.Segments[n-1].End)
 }
 
 // NewSegment begins the segment behind the last one.
@@ -320,6 +324,23 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 	}
 	return nil
 }
+
+// ReadRange calls f with the archived messages from one sequence to below another, in order, until it returns
+// an error, which is returned. See [Archive.Read].
+func (a *Archive) ReadRange(ctx context.Context, from, below uint64, f func(*Message) error) error {
+	err := a.Read(ctx, from, func(m *Message) error {
+		if m.Seq >= below {
+			return errEnough
+		}
+		return f(m)
+	})
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+var errEnough = errors.New("read enough")
 
 // Read calls f with the archived messages from a sequence on, in order, until it returns an error, which is
 // returned. It ends with a fault where a segment is lost or damaged, before f sees a message of it.

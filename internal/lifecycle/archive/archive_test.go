@@ -28,7 +28,7 @@ var made = time.Date(2026, 3, 1, 10, 0, 0, 123456789, time.UTC)
 func folderOf(t *testing.T) (Store, string) {
 	t.Helper()
 	dir := t.TempDir()
-	store, err := Open("file://" + dir)
+	store, err := Open(t.Context(), "file://"+dir)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, store.Close()) })
 	return store, dir
@@ -290,10 +290,39 @@ func TestTheFenceIsReachedWhereASegmentEndsAtACheckpoint(t *testing.T) {
 	t.Parallel()
 	store, _ := folderOf(t)
 	a := load(t, store, nil)
-	must.Succeed(t, add(t, a, 100))
-	if !a.Complete(100) || a.Complete(101) {
-		t.Errorf("complete up to 100: %v, 101: %v", a.Complete(100), a.Complete(101))
+	from := func(system string, timeline uint32, to uint64, gap bool) {
+		t.Helper()
+		s, err := a.NewSegment()
+		must.Succeed(t, err)
+		s.Comes(system, timeline)
+		if gap {
+			s.Gap(s.Next())
+		}
+		for seq := s.Next(); seq <= to; seq++ {
+			must.Succeed(t, s.Add(message(seq)))
+		}
+		must.Succeed(t, a.Append(t.Context(), s, outbox.LSN(to)))
 	}
+	want := func(what string, last uint64, complete, whole outbox.LSN) {
+		t.Helper()
+		got := load(t, store, nil).Reach(func(system string, timeline uint32, lsn outbox.LSN) bool {
+			return system == "b" && (timeline == 2 || lsn <= 250)
+		})
+		if got != (Reach{Last: last, Complete: complete, Whole: whole}) {
+			t.Errorf("%s: %+v", what, got)
+		}
+	}
+	want("nothing", 0, 0, 0)
+	from("a", 1, 100, false)
+	want("another cluster", 100, 0, 0)
+	from("b", 1, 200, false)
+	want("the cluster", 200, 200, 200)
+	from("b", 1, 300, false)
+	want("a timeline that was left before", 300, 200, 200)
+	from("b", 2, 400, true)
+	want("an accepted gap", 400, 400, 200)
+	from("b", 2, 500, false)
+	want("behind it", 500, 500, 200)
 }
 
 // TestTheRootIsThatOfRFC6962 compares with the definition, which is recursive.

@@ -38,6 +38,9 @@ type Manifest struct {
 	// Complete: the archive has, with this segment, all events below it. 0: the segment does not end at a
 	// checkpoint.
 	Complete outbox.LSN `json:"complete,omitempty"`
+	// the cluster and the timeline that Complete lies on
+	System   string `json:"system,omitempty"`
+	Timeline uint32 `json:"timeline,omitempty"`
 
 	Root Hash `json:"root"` // Merkle root of the hashes of its messages, in order
 	End  Hash `json:"end"`  // the hash of the last message

@@ -44,6 +44,9 @@ func newSegment(m Manifest) (*Segment, error) {
 	return s, err
 }
 
+// Comes says of which cluster, and on which timeline, the LSNs of its events are.
+func (s *Segment) Comes(system string, timeline uint32) { s.m.System, s.m.Timeline = system, timeline }
+
 // Empty reports whether there is no message in it.
 func (s *Segment) Empty() bool { return s.m.Count == 0 }
 

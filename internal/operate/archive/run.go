@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
@@ -78,11 +77,11 @@ func (s Segment) String() string {
 }
 
 // open opens the store of the settings.
-func open(cfg config.Config) (archive.Store, error) {
+func open(ctx context.Context, cfg config.Config) (archive.Store, error) {
 	if cfg.Archive.URL == "" {
 		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url", Message: "archive.url is not set"}
 	}
-	return archive.Open(cfg.Archive.URL)
+	return archive.Open(ctx, cfg.Archive.URL)
 }
 
 // command is one run.
@@ -95,16 +94,21 @@ type command struct {
 	to       uint64     // the newest message that may be archived
 	now      time.Time  // by the broker's clock
 	complete outbox.LSN // all events below it are at or below to
+	system   string     // of complete
+	timeline uint32     // of complete
 	report   *Report
 }
 
 // Run archives what is confirmed. The report is nil only where nothing could be found out.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
-	store, err := open(cfg)
+	store, err := open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = store.Close() }()
+	if err := archive.CheckCreate(ctx, store); err != nil {
+		return nil, err
+	}
 	sc, err := wiring.Broker(cfg, log)
 	if err != nil {
 		return nil, err
@@ -161,15 +165,16 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 			st.LastSeq, confirmed.Seq)
 	}
 	if c.a.Next() > confirmed.Seq+1 {
-		return differs(c.a, fmt.Sprintf("the archive ends at %d, behind the confirmed %d", c.a.Next()-1,
+		return differs(fmt.Sprintf("the archive ends at %d, behind the confirmed %d", c.a.Next()-1,
 			confirmed.Seq))
 	}
 	c.upTo, c.complete, c.now = confirmed.Seq, confirmed.Start(), st.Now
+	c.system, c.timeline = rec.SystemID, confirmed.Timeline
 	if c.to, err = stream.New(c.api, c.cfg.Stream, log).AtOrBelow(ctx, confirmed.Seq); err != nil {
 		return err
 	}
 	c.report.Stands = c.to
-	if err := c.agrees(ctx); err != nil {
+	if err := c.a.Agrees(ctx, c.api); err != nil {
 		return err
 	}
 	if next := c.a.Next(); next > c.to && next <= c.upTo {
@@ -191,31 +196,8 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	return nil
 }
 
-func differs(a *archive.Archive, message string) error {
+func differs(message string) error {
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeDiffers, Message: message}
-}
-
-// agrees compares the archive's last message with the stream's, if that still has it.
-func (c *command) agrees(ctx context.Context) error {
-	if len(c.a.Segments) == 0 {
-		return nil
-	}
-	last := c.a.Segments[len(c.a.Segments)-1]
-	stored, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: last.Last})
-	if err != nil || stored == nil {
-		return err
-	}
-	m := archive.Message{Seq: stored.Seq, Time: stored.Time, Subject: stored.Subject, Data: stored.Data}
-	if len(stored.Header) > 0 {
-		if m.Header, err = nats.DecodeHeadersMsg(stored.Header); err != nil {
-			return fmt.Errorf("message %d: %w", stored.Seq, err)
-		}
-	}
-	if m.Hash() != last.End {
-		return differs(c.a, fmt.Sprintf("stream %s has another message at %d than the archive", c.cfg.Stream,
-			last.Last))
-	}
-	return nil
 }
 
 // front returns the lost sequences from next on, if the front of the stream has come beyond it. It asks the
@@ -259,6 +241,7 @@ func (c *command) pass(ctx context.Context) error {
 		var complete outbox.LSN
 		if last == c.to {
 			complete = c.complete
+			s.Comes(c.system, c.timeline)
 		}
 		if err := c.a.Append(ctx, s, complete); err != nil {
 			return err

@@ -156,6 +156,15 @@ func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
 	if v.Messages != 14 || v.Read != 2 {
 		t.Errorf("%+v", v)
 	}
+	must.Succeed(t, each(t.Context(), w.cfg, func(_ string, a *archive.Archive) error {
+		got := a.Reach(func(system string, timeline uint32, _ outbox.LSN) bool {
+			return system == "1" && timeline == 1
+		})
+		if got != (archive.Reach{Last: 22, Complete: 1022, Whole: 1022}) {
+			t.Errorf("%+v", got)
+		}
+		return nil
+	}))
 }
 
 // TestMessagesThatTheLimitsTookAreAGap: it stops with the range until that is accepted, and the manifest says

@@ -36,7 +36,7 @@ func List(ctx context.Context, cfg config.Config) ([]Listing, error) {
 }
 
 func each(ctx context.Context, cfg config.Config, f func(folder string, a *archive.Archive) error) error {
-	store, err := open(cfg)
+	store, err := open(ctx, cfg)
 	if err != nil {
 		return err
 	}

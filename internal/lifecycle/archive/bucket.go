@@ -1,0 +1,133 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/gcerrors"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// bucket is a Store in an object store.
+type bucket struct{ b *blob.Bucket }
+
+const validation = "response_checksum_validation"
+
+// storeTimeout bounds one request, with the driver's own attempts.
+const storeTimeout = 15 * time.Minute
+
+// ask bounds a request, and shows that it is waited for.
+func ask(ctx context.Context, name string) (context.Context, func()) {
+	waited := progress.Wait(ctx, "waiting for the archive: "+name)
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	return ctx, func() {
+		cancel()
+		waited()
+	}
+}
+
+// openBucket opens it. The client checks no answer by the checksum of the store, unless the URL wants that:
+// the archive has its own, and the client warns of each that it can't check.
+func openBucket(ctx context.Context, u *url.URL) (Store, error) {
+	q := u.Query()
+	if !q.Has(validation) {
+		q.Set(validation, "when_required")
+	}
+	u.RawQuery = q.Encode()
+	if !blob.DefaultURLMux().ValidBucketScheme(u.Scheme) {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
+			Message: "archive.url is a bucket, and this program was built without the driver for it",
+			Hint:    "Build it with `go build -tags s3 ./cmd/outflow`, or name a folder"}
+	}
+	b, err := blob.OpenBucket(ctx, u.String())
+	if err != nil {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
+			Message: fmt.Sprintf("archive.url can't be used: %v", err)}
+	}
+	return &bucket{b}, nil
+}
+
+func (b *bucket) Close() error { return b.b.Close() }
+
+// Create relies on conditional writes. A request that is tried again after its answer was lost finds the
+// object that it made itself: whoever creates has to bear that.
+func (b *bucket) Create(ctx context.Context, name string, data []byte) error {
+	ctx, done := ask(ctx, name)
+	defer done()
+	err := b.b.WriteAll(ctx, name, data, &blob.WriterOptions{IfNotExist: true,
+		ContentType: "application/octet-stream"})
+	if gcerrors.Code(err) == gcerrors.FailedPrecondition {
+		return ErrExists
+	}
+	return named(name, err)
+}
+
+func (b *bucket) Read(ctx context.Context, name string, limit int64) (data []byte, err error) {
+	ctx, done := ask(ctx, name)
+	defer done()
+	r, err := b.b.NewReader(ctx, name, nil)
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		return nil, ErrMissing
+	}
+	if err != nil {
+		return nil, named(name, err)
+	}
+	defer func() { err = errors.Join(err, named(name, r.Close())) }()
+	if r.Size() > limit {
+		return nil, fmt.Errorf("archive: %s has %d bytes, more than %d", name, r.Size(), limit)
+	}
+	data = make([]byte, r.Size())
+	_, err = io.ReadFull(r, data)
+	return data, named(name, err)
+}
+
+func (b *bucket) List(ctx context.Context, folder string) (names []string, err error) {
+	ctx, done := ask(ctx, folder)
+	defer done()
+	all := b.b.List(&blob.ListOptions{Prefix: folder, Delimiter: "/"})
+	for {
+		o, err := all.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return names, nil
+		}
+		if err != nil {
+			return nil, named(folder, err)
+		}
+		if name := strings.TrimPrefix(o.Key, folder); name != "" {
+			names = append(names, name)
+		}
+	}
+}
+
+func named(name string, err error) error {
+	if err != nil {
+		err = fmt.Errorf("archive: %s: %w", name, err)
+	}
+	return err
+}
+
+// CheckCreate refuses a store that overwrites objects that exist: two archivers would each create a manifest,
+// and fork the chain. It leaves a small object behind.
+func CheckCreate(ctx context.Context, store Store) error {
+	if _, local := store.(*folder); local {
+		return nil
+	}
+	text := []byte("By this object Outflow finds out whether the store honours conditional writes.\n")
+	for range 2 {
+		if err := store.Create(ctx, root+"create-if-absent", text); errors.Is(err, ErrExists) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	return &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
+		Message: "the store of archive.url overwrites objects that exist: it does not honour If-None-Match"}
+}

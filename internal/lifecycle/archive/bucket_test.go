@@ -1,0 +1,103 @@
+package archive
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	_ "gocloud.dev/blob/s3blob"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// bucketOf opens a bucket of an S3 server. wrap may change what that does.
+func bucketOf(t *testing.T, wrap func(http.Handler) http.Handler) Store {
+	t.Helper()
+	backend := s3mem.New()
+	must.Succeed(t, backend.CreateBucket("past"))
+	s := httptest.NewServer(wrap(gofakes3.New(backend,
+		gofakes3.WithLogger(gofakes3.StdLog(log.New(io.Discard, "", 0)))).Server()))
+	t.Cleanup(s.Close)
+	store, err := Open(t.Context(), "s3://past?region=eu-central-1&use_path_style=true&prefix=orders/"+
+		"&endpoint="+s.URL)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	return store
+}
+
+func asItIs(h http.Handler) http.Handler { return h }
+
+func credentials(t *testing.T) {
+	t.Helper()
+	t.Setenv("AWS_ACCESS_KEY_ID", "anna")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "hush")
+}
+
+// TestABucketIsAStore: it holds what a folder holds, one object at a time and as an archive.
+func TestABucketIsAStore(t *testing.T) {
+	credentials(t)
+	store, ctx := bucketOf(t, asItIs), t.Context()
+	must.Succeed(t, CheckCreate(ctx, store))
+	must.Succeed(t, CheckCreate(ctx, store))
+	large := bytes.Repeat([]byte("0123456789abcdef"), 1<<20) // in several parts
+	for name, data := range map[string][]byte{"v1/S/1.json": []byte("{}"), "v1/S/1.zst": large, "v1/a": {0}} {
+		must.Succeed(t, store.Create(ctx, name, data))
+		if err := store.Create(ctx, name, []byte("another")); !errors.Is(err, ErrExists) {
+			t.Errorf("%s was created twice: %v", name, err)
+		}
+		got, err := store.Read(ctx, name, int64(len(data)))
+		must.Succeed(t, err)
+		if !bytes.Equal(got, data) {
+			t.Errorf("%s has %d bytes, not %d", name, len(got), len(data))
+		}
+		if _, err := store.Read(ctx, name, int64(len(data))-1); err == nil {
+			t.Errorf("%s is read beyond the limit", name)
+		}
+	}
+	if _, err := store.Read(ctx, "v1/S/2.json", 10); !errors.Is(err, ErrMissing) {
+		t.Errorf("what is not there: %v", err)
+	}
+	names, err := store.List(ctx, "v1/")
+	must.Succeed(t, err)
+	if !slices.Equal(names, []string{"S/", "a", "create-if-absent"}) {
+		t.Errorf("%q", names)
+	}
+
+	a := load(t, store, nil)
+	must.Succeed(t, add(t, a, 100))
+	must.Succeed(t, add(t, a, 150))
+	n := uint64(0)
+	must.Succeed(t, load(t, store, nil).Read(ctx, 1, func(m *Message) error {
+		n++
+		if m.Seq != n || m.Hash() != message(n).Hash() {
+			t.Errorf("message %d is %+v", n, m)
+		}
+		return nil
+	}))
+	if folders, err := Folders(ctx, store, "S"); err != nil || n != 150 || len(folders) != 1 {
+		t.Errorf("%d messages in %v, %v", n, folders, err)
+	}
+}
+
+// TestAStoreThatOverwritesIsRefused: the promise rests on conditional writes, which not every server has.
+func TestAStoreThatOverwritesIsRefused(t *testing.T) {
+	credentials(t)
+	store := bucketOf(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("If-None-Match")
+			h.ServeHTTP(w, r)
+		})
+	})
+	f := outbox.FaultOf(CheckCreate(t.Context(), store))
+	if f == nil || f.Code != "archive_url" {
+		t.Errorf("%v", f)
+	}
+}

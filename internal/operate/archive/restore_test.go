@@ -1,0 +1,194 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/sink/stream"
+)
+
+// stored are the messages of a stream, by sequence, without when they were stored and how they were
+// published.
+func (w *world) stored(name string) map[uint64]archive.Message {
+	w.t.Helper()
+	all := map[uint64]archive.Message{}
+	s, err := w.js.Stream(w.t.Context(), name)
+	must.Succeed(w.t, err)
+	info, err := s.Info(w.t.Context())
+	must.Succeed(w.t, err)
+	for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
+		m, err := s.GetMsg(w.t.Context(), seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		must.Succeed(w.t, err)
+		all[seq] = archive.Message{Seq: seq, Subject: m.Subject, Header: published(m.Header), Data: m.Data}
+	}
+	return all
+}
+
+func (w *world) restore(o RestoreOptions) (*Restored, error) {
+	w.t.Helper()
+	return Restore(w.t.Context(), w.cfg, slog.New(slog.DiscardHandler), o)
+}
+
+// restoring is what the stream's metadata say.
+func (w *world) restoring() string {
+	w.t.Helper()
+	nc, err := nats.Connect(w.cfg.NATS.URL)
+	must.Succeed(w.t, err)
+	defer nc.Close()
+	st, err := stream.New(jsapi.New(nc, ""), "OUTBOX", slog.New(slog.DiscardHandler)).Tail(w.t.Context())
+	must.Succeed(w.t, err)
+	return st.Restoring
+}
+
+// archive makes an archive of two segments with messages that are missing: at the beginning if front is set,
+// and one and three within.
+func (w *world) archive(front bool) {
+	w.t.Helper()
+	w.publish(30)
+	_, err := w.js.PublishMsg(w.t.Context(), &nats.Msg{Subject: "outbox.raw", Data: []byte{0xff, 0}},
+		jetstream.WithMsgID("an id"))
+	must.Succeed(w.t, err)
+	for _, seq := range []uint64{12, 20, 21, 22} {
+		must.Succeed(w.t, w.s.DeleteMsg(w.t.Context(), seq))
+	}
+	var o Options
+	if front {
+		must.Succeed(w.t, w.s.Purge(w.t.Context(), jetstream.WithPurgeSequence(5)))
+		o.AcceptGap = archive.Range{From: 1, To: 4}
+	}
+	o.Now = true
+	w.confirm(21) // the segment ends with message 19
+	w.mustRun(o)
+	w.confirm(31)
+	w.mustRun(o)
+}
+
+// killed restores the stream, which is deleted first, up to a step. It is false where there are not as many.
+func (w *world) killed(at int) (killed bool) {
+	w.t.Helper()
+	must.Succeed(w.t, w.js.DeleteStream(w.t.Context(), "OUTBOX"))
+	defer func() {
+		if r := recover(); r != nil && !killed {
+			panic(r)
+		}
+	}()
+	_, err := w.restore(RestoreOptions{Hit: func(string) {
+		if at--; at == 0 {
+			killed = true
+			panic("killed")
+		}
+	}})
+	must.Succeed(w.t, err)
+	return false
+}
+
+// TestAStreamIsRestoredAsItWas: under the same sequences, with what is missing still missing; killed at any
+// point and run again.
+func TestAStreamIsRestoredAsItWas(t *testing.T) {
+	t.Parallel()
+	for _, front := range []bool{false, true} {
+		t.Run(fmt.Sprintf("front removed %v", front), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.archive(front)
+			want := w.stored("OUTBOX")
+			for at := 1; w.killed(at); at += 1 + at/8 {
+				if w.restoring() == "" {
+					t.Fatalf("killed at its step %d, and the stream says that it is whole", at)
+				}
+				r, err := w.restore(RestoreOptions{})
+				must.Succeed(t, err)
+				if got := w.stored("OUTBOX"); !reflect.DeepEqual(got, want) || w.restoring() != "" {
+					t.Fatalf("killed at its step %d: %+v\n%v\n%v", at, r, got, want)
+				}
+			}
+			if got := w.stored("OUTBOX"); !reflect.DeepEqual(got, want) {
+				t.Fatalf("%v\n%v", got, want)
+			}
+			if _, err := w.restore(RestoreOptions{}); err == nil {
+				t.Error("a stream that is there was restored")
+			} else {
+				w.wantFault(err, "restore_exists")
+			}
+			r, err := w.restore(RestoreOptions{To: "PAST"})
+			must.Succeed(t, err)
+			if got := w.stored("PAST"); !reflect.DeepEqual(got, want) || r.Messages != uint64(len(want)) {
+				t.Errorf("%+v\n%v\n%v", r, got, want)
+			}
+		})
+	}
+}
+
+// TestARestoreIntoAStreamOfOthersIsNoticed: somebody publishes to it meanwhile.
+func TestARestoreIntoAStreamOfOthersIsNoticed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.archive(false)
+	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := Restore(ctx, w.cfg, slog.New(slog.DiscardHandler), RestoreOptions{Hit: func(p string) {
+		if p == "restore.made" {
+			cancel()
+		}
+	}})
+	if err == nil {
+		t.Fatal("it was canceled")
+	}
+	s, err := w.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	ingress := s.CachedInfo().Config.Subjects[0]
+	_, err = w.js.Publish(t.Context(), ingress[:len(ingress)-1]+"outbox.doc1", []byte("a stranger's"))
+	must.Succeed(t, err)
+	_, err = w.restore(RestoreOptions{})
+	w.wantFault(err, archive.CodeDiffers)
+}
+
+// TestThereMustBeSomethingToRestore: wrong options and an empty archive.
+func TestThereMustBeSomethingToRestore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for code, o := range map[string]RestoreOptions{"archive_empty": {}, "flags": {Folder: "elsewhere"}} {
+		_, err := w.restore(o)
+		w.wantFault(err, code)
+	}
+	_, err := w.restore(RestoreOptions{To: "a.b"})
+	w.wantFault(err, "flags")
+}
+
+// TestOfTwoFoldersTheOneWithMoreIsAskedFor: the stream was restored, its new archive has only begun, and it
+// is deleted again.
+func TestOfTwoFoldersTheOneWithMoreIsAskedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(30)
+	w.confirm(30)
+	older := w.mustRun(Options{Now: true}).Folder
+	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+	_, err := w.restore(RestoreOptions{})
+	must.Succeed(t, err)
+	w.s, err = w.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	w.confirm(10)
+	w.mustRun(Options{Now: true})
+	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+	_, err = w.restore(RestoreOptions{})
+	w.wantFault(err, "flags")
+	r, err := w.restore(RestoreOptions{Folder: older})
+	must.Succeed(t, err)
+	if r.Messages != 30 {
+		t.Errorf("restored %d messages", r.Messages)
+	}
+}
