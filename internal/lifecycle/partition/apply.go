@@ -208,8 +208,14 @@ func (m *Manager) register(ctx context.Context, s *situation) error {
 
 // reset forgets everything about rows: some may come that nothing is known of.
 func (p *Partition) reset() {
-	p.Made, p.Fence, p.SealedSum, p.Verified, p.Archived, p.Accepted = false, 0, Sum{}, nil, false, 0
+	p.Made, p.Fence, p.SealedSum, p.Verified, p.Accepted = false, 0, Sum{}, nil, 0
 	p.Sealed, p.Stream, p.Inserts = time.Time{}, Stream{}, nil
+}
+
+// written notes that somebody wrote to a partition that was sealed: nothing but ids shows any more that its
+// rows went through the outbox.
+func (p *Partition) written() {
+	p.State, p.Made, p.Verified, p.Stream = Detaching, false, nil, Stream{}
 }
 
 type execer interface {
@@ -228,24 +234,24 @@ func (m *Manager) note(ctx context.Context, q execer, p *Partition) error {
 		text := p.Fence.String()
 		fence = &text
 	}
-	_, err := q.Exec(ctx, `WITH renamed AS (DELETE FROM `+m.ledger()+` WHERE root = $1 AND name = $22
+	_, err := q.Exec(ctx, `WITH renamed AS (DELETE FROM `+m.ledger()+` WHERE root = $1 AND name = $21
 			AND name <> $2)
 		INSERT INTO `+m.ledger()+` AS l (root, name, oid, state, made, lower, upper, fence,
-			horizon, system_id, rows, hash, verified_rows, verified_hash, archived, accepted, stream_created,
+			horizon, system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created,
 			stream_seq, inserts, quiet_since, sealed_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9, 0), $10, $11, $12, $13, nullif($14, ''),
-			$15, $16, $17, $18, $19, $20, $21)
+			$15, $16, $17, $18, $19, $20)
 		ON CONFLICT (root, name) DO UPDATE SET (oid, state, made, lower, upper, fence, horizon, system_id,
-			rows, hash, verified_rows, verified_hash, archived, accepted, stream_created, stream_seq, inserts,
+			rows, hash, verified_rows, verified_hash, accepted, stream_created, stream_seq, inserts,
 			quiet_since, sealed_at, changed_at) = (excluded.oid, excluded.state, excluded.made, excluded.lower,
 			excluded.upper, excluded.fence, excluded.horizon, excluded.system_id, excluded.rows, excluded.hash,
-			excluded.verified_rows, excluded.verified_hash, excluded.archived, excluded.accepted,
+			excluded.verified_rows, excluded.verified_hash, excluded.accepted,
 			excluded.stream_created, excluded.stream_seq, excluded.inserts, excluded.quiet_since,
 			excluded.sealed_at, CASE WHEN l.state = excluded.state THEN l.changed_at ELSE now() END)`,
 		m.root.Quoted(), p.Name, p.OID, string(p.State), p.Made, null(p.Lower), null(p.Upper), fence,
-		p.Horizon, p.System, p.SealedSum.Rows, p.SealedSum.Hash, verifiedRows, verifiedHash, p.Archived,
-		p.Accepted, null(p.Stream.Created), int64(p.Stream.LastSeq), p.Inserts, null(p.QuietSince),
-		null(p.Sealed), p.noted)
+		p.Horizon, p.System, p.SealedSum.Rows, p.SealedSum.Hash, verifiedRows, verifiedHash, p.Accepted,
+		null(p.Stream.Created), int64(p.Stream.LastSeq), p.Inserts, null(p.QuietSince), null(p.Sealed),
+		p.noted)
 	if err == nil {
 		p.noted = p.Name
 	}
@@ -305,12 +311,10 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 		err = m.note(ctx, m.conn, p)
 		m.o.Hit("partition.durable")
 	case Archive:
-		var has bool
-		if has, err = m.o.Archived(ctx, p.Fence); err != nil || !has {
-			return Step{Partition: p.Name, Action: Wait, Why: "the archive does not have it yet",
-				Clause: "archive"}, err
+		if s.Archive.Err != nil {
+			return step, s.Archive.Err
 		}
-		p.State, p.Archived = Archived, true
+		p.State = Archived
 		err = m.note(ctx, m.conn, p)
 		m.o.Hit("partition.archived")
 	case Verify:
@@ -520,10 +524,13 @@ func (m *Manager) drop(ctx context.Context, p *Partition, step Step) (Step, erro
 				return err
 			}
 			p.Found = &found
+			if f.Archive.Err != nil {
+				return f.Archive.Err
+			}
 			name, why := mayGo(&m.cfg, f, p)
 			switch {
 			case name == "verified": // somebody wrote to it: it is sealed and verified again
-				p.State, p.Verified = Detaching, nil
+				p.written()
 				instead = Step{Partition: p.Name, Action: Wait, Clause: name, Why: why}
 				return m.note(ctx, tx, p)
 			case name == "stream": // it is compared with the new one

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
@@ -146,23 +148,35 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 	if err := m.setFence(ctx, t); err != nil {
 		return nil, m.explain("set a fence", err)
 	}
-	if m.cfg.Archive {
-		if err := m.askArchive(ctx, t); err != nil {
-			return nil, err
-		}
+	if t.Archive.Err != nil {
+		return nil, t.Archive.Err
 	}
 	p, why, name := m.fence(t)
 	step := Step{Partition: m.root.Quoted(), Action: Wait, Why: why, Clause: name}
 	if p == nil {
 		return []Step{step}, nil
 	}
-	gone, err := m.older(ctx, t, p)
+	look := m.older
+	if m.cfg.Archive {
+		look = m.unarchived
+	}
+	gone, err := look(ctx, t, p)
 	if err != nil {
 		return nil, err
 	}
 	m.o.Hit("partition.verified")
+	if gone.count > 0 && m.cfg.ID == "" && gone.count != m.o.AcceptUnpublished { // nobody knows which
+		step.Why = "nothing shows that its rows are archived"
+		m.o.Step(step)
+		return []Step{step}, m.refuse(m.root.Quoted(), gone)
+	}
 	step = Step{Partition: m.root.Quoted(), Action: Delete}
 	step.Rows, step.Why, err = m.deleteRows(ctx, t, p, gone)
+	if err == nil && step.Why == "" && gone.count > 0 && m.cfg.ID == "" {
+		// they were accepted, and what is left was written when there was the fence's stream
+		t.base.Stream = p.Stream
+		err = m.note(ctx, m.conn, t.base)
+	}
 	if step.Why == "" {
 		step.Why = fmt.Sprintf("%d rows of transactions before %d", step.Rows, p.Horizon)
 	}
@@ -180,7 +194,7 @@ func (m *Manager) setFence(ctx context.Context, t *plain) error {
 	if n := len(t.all); n > 0 && t.base != nil && t.Now.Before(t.all[n-1].Sealed.Add(wait)) {
 		return nil
 	}
-	p := &Partition{OID: m.root.OID, State: Sealed, System: t.System, Inserts: &t.inserts}
+	p := &Partition{OID: m.root.OID, State: Sealed, System: t.System, Inserts: &t.inserts, Stream: t.Stream}
 	err := m.conn.QueryRow(ctx, "SELECT "+
 		"pg_snapshot_xmin(pg_current_snapshot())::text::bigint").Scan(&p.Horizon)
 	if err != nil {
@@ -198,7 +212,7 @@ func (m *Manager) setFence(ctx context.Context, t *plain) error {
 	p.Name = fmt.Sprintf("fence %s", p.Sealed.UTC().Format(time.RFC3339Nano))
 	if t.base == nil { // whatever begins from now on is read by the slot
 		t.base, t.cleared = &Partition{OID: m.root.OID, Name: baseline, State: Sealed, System: t.System,
-			Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed}, false
+			Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed, Stream: t.Stream}, false
 		if err := m.note(ctx, m.conn, t.base); err != nil {
 			return err
 		}
@@ -209,24 +223,6 @@ func (m *Manager) setFence(ctx context.Context, t *plain) error {
 	t.all = append(t.all, p)
 	t.Now = p.Sealed
 	m.o.Hit("partition.sealed")
-	return nil
-}
-
-// askArchive notes which fences the archive has reached.
-func (m *Manager) askArchive(ctx context.Context, t *plain) error {
-	for _, p := range t.all {
-		if p.Archived {
-			continue
-		}
-		has, err := m.o.Archived(ctx, p.Fence)
-		if err != nil || !has {
-			return err
-		}
-		p.Archived = true
-		if err := m.note(ctx, m.conn, p); err != nil {
-			return m.explain("write table "+m.ledger(), err)
-		}
-	}
 	return nil
 }
 
@@ -263,16 +259,58 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 	if err := m.load(ctx, time.Time{}); err != nil {
 		return gone, err
 	}
+	return m.unknown(ctx, old+" AND "+behindFence(p), c)
+}
+
+// unknown counts the rows that a condition holds for, and whose ids are not loaded.
+func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Column) (gone missing,
+	err error) {
 	err = m.conn.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id FROM ONLY %[2]s t
-			WHERE %[3]s AND %[4]s AND NOT %[5]s)
-		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[6]d) FROM gone`,
-		postgres.Quote(m.cfg.ID), m.root.Quoted(), old, behindFence(p), known(tablesnapshot.HashOf("t", c)),
-		maxNamed)).Scan(&gone.count, &gone.ids)
+			WHERE %[3]s AND NOT %[4]s AND %[6]s)
+		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[5]d) FROM gone`,
+		postgres.Quote(id.Name), m.root.Quoted(), condition, known(tablesnapshot.HashOf("t", id)), maxNamed,
+		m.own())).
+		Scan(&gone.count, &gone.ids)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)
 	}
 	return gone, nil
 }
+
+// unarchived looks for rows behind the fence whose ids are in no message of the archive. That is asked of
+// each row: its message may be lost by a gap that was accepted. Rows that older fences have let go are gone,
+// so the newest segments are read first, and all of them only if rows are missing then.
+func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone missing, err error) {
+	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the archive")()
+	var n int64
+	err = m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+m.root.Quoted()+" t WHERE "+
+		behindFence(p)+" AND "+m.own()).Scan(&n)
+	if err != nil {
+		return gone, m.explain("read table "+m.root.Quoted(), err)
+	}
+	if n == 0 {
+		return gone, nil
+	}
+	c, ok := m.root.Column(m.cfg.ID)
+	if !ok { // the rows went to the stream that there was at the first run, if the fence shows anything
+		if !shown(&m.cfg, t.Facts, &Partition{Fence: p.Fence, Stream: t.base.Stream}) {
+			gone.count = n
+		}
+		return gone, m.load(ctx, time.Time{}) // no object of it may be lost
+	}
+	for _, since := range []time.Time{t.all[0].Sealed.Add(-margin), {}} {
+		if err := m.load(ctx, since); err != nil {
+			return gone, err
+		}
+		if gone, err = m.unknown(ctx, behindFence(p), c); err != nil || gone.count == 0 {
+			return gone, err
+		}
+	}
+	return gone, nil
+}
+
+// own is the condition of the rows that go to this stream.
+func (m *Manager) own() string { return cmp.Or(m.cfg.Own, "true") }
 
 // known is the condition of rows whose ids are in messages.
 func known(hash string) string {
@@ -283,7 +321,15 @@ func known(hash string) string {
 func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone missing) (n int64, why string,
 	err error) {
 	condition := behindFence(p)
-	if c, ok := m.root.Column(m.cfg.ID); ok && !t.cleared && gone.count != m.o.AcceptUnpublished {
+	if m.cfg.Archive { // those of others wait for the archives of their own streams
+		condition += " AND " + m.own()
+	}
+	accepted := gone.count > 0 && gone.count == m.o.AcceptUnpublished
+	switch c, ok := m.root.Column(m.cfg.ID); {
+	case !ok || accepted:
+	case m.cfg.Archive && m.published != nil: // nil: there are no rows
+		condition += " AND " + known(tablesnapshot.HashOf("t", c))
+	case !m.cfg.Archive && !t.cleared && gone.count > 0:
 		condition += fmt.Sprintf(" AND (age(t.xmin) <= age(%s) OR %s)", xid(t.base.Horizon),
 			known(tablesnapshot.HashOf("t", c)))
 	}
@@ -369,13 +415,22 @@ func (m *Manager) rate(t *plain) float64 {
 
 // refuse is the fault of rows that were never published.
 func (m *Manager) refuse(where string, gone missing) error {
-	return &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished,
-		Message: fmt.Sprintf("%d rows of %s were never published: no message has their %s; "+
-			"%s", gone.count, where,
-			m.cfg.ID, strings.Join(gone.ids, ", ")),
-		Hint: fmt.Sprintf("They are older than init, were attached with a partition, or written to it when "+
-			"it was detached. Publish them (`outflow repair --check`), or let them go "+
-			"with `outflow partition apply --accept-unpublished %d`", gone.count)}
+	message := fmt.Sprintf("%d rows of %s were never published: no message", gone.count, where)
+	switch {
+	case m.cfg.ID == "":
+		message = fmt.Sprintf("nothing shows that the %d rows of %s are published: there is no id column, "+
+			"and the stream was made anew, its archive has a gap, or somebody wrote to it when it was "+
+			"detached", gone.count, where)
+	case m.cfg.Archive:
+		message += " of the archive"
+		fallthrough
+	default:
+		message += fmt.Sprintf(" has their %s; %s", m.cfg.ID, strings.Join(gone.ids, ", "))
+	}
+	return &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished, Message: message,
+		Hint: fmt.Sprintf("They are older than init, were attached with a partition, written to it when it "+
+			"was detached, or in an accepted gap of the archive. Publish them (`outflow repair --check`), "+
+			"or let them go with `outflow partition apply --accept-unpublished %d`", gone.count)}
 }
 
 // Autovacuum says how the table's autovacuum is to be set where rows are deleted from it all the time; ""

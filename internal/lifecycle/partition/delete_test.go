@@ -271,3 +271,90 @@ func TestAPartitionedTableIsNotDeletedFrom(t *testing.T) {
 	_, err := m.Delete(outboxdb.Within(t))
 	wantFault(t, err, outbox.Fatal, codeKey)
 }
+
+// TestRowsAreDeletedWhenTheArchiveHasEachOfThem: also those that came after the first run, because a gap of
+// the archive may have been accepted.
+func TestRowsAreDeletedWhenTheArchiveHasEachOfThem(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Archive, w.cfg.Keep = true, time.Hour
+	w.mustRemove()
+	w.insert(0, 40, true)
+	w.insert(0, 3, false)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	w.Exec("SELECT pg_logical_emit_message(true, 'x', 'x')") // the next fence is not confirmed yet
+	w.out.Archive = Reach{Last: 9, Complete: 1, Whole: 1}
+	if s := w.mustRemove(); s.Action != Wait || !strings.Contains(s.Why, "the archive ends at sequence 9") {
+		t.Errorf("%v", s)
+	}
+	w.confirm(w.Slot)
+	w.out.Archive = Reach{Last: 50, Complete: 1 << 60, Whole: 1}
+	reads := len(w.reads)
+	_, err := w.remove()
+	f := wantFault(t, err, outbox.Gap, codeUnpublished)
+	if !strings.Contains(f.Message, "3 rows of") ||
+		!strings.Contains(f.Message, "no message of the archive") {
+		t.Error(f)
+	}
+	if got := w.reads[reads:]; w.rows() != "3" || len(got) != 2 || got[0].IsZero() || !got[1].IsZero() {
+		t.Errorf("%s rows are left; read since %v", w.rows(), got)
+	}
+	w.o.AcceptUnpublished = 3
+	w.confirm(w.Slot)
+	if s := w.mustRemove(); s.Rows != 3 {
+		t.Errorf("%v", s)
+	}
+	w.o.AcceptUnpublished, w.cfg.ID = 0, ""
+	w.insert(0, 4, true)
+	for range 2 {
+		if _, err = w.remove(); err != nil {
+			break
+		}
+		w.confirm(w.Slot)
+	}
+	if f := wantFault(t, err, outbox.Gap, codeUnpublished); !strings.Contains(f.Message, "the 4 rows of") ||
+		w.rows() != "4" {
+		t.Errorf("%s rows are left: %v", w.rows(), f)
+	}
+	w.out.Archive.Whole = 1 << 60
+	w.mustRemove()
+	if got := w.rows(); got != "0" {
+		t.Errorf("%s rows are left", got)
+	}
+	w.out.Archive.Err = &outbox.Fault{Class: outbox.Gap, Code: "archive_damaged"}
+	m := w.manager()
+	_, err = m.Delete(outboxdb.Within(t))
+	wantFault(t, err, outbox.Gap, "archive_damaged")
+}
+
+// TestWithoutAnIDRowsOfAnotherStreamAreAcceptedOnce: after the stream was made anew nothing shows that the
+// rows that there were are published. Those that come later went to the new one.
+func TestWithoutAnIDRowsOfAnotherStreamAreAcceptedOnce(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Archive, w.cfg.ID = true, ""
+	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+	w.mustRemove()
+	w.out.Stream.Created = w.out.Stream.Created.Add(time.Hour)
+	w.seen.Stream = w.out.Stream
+	settled := func() error {
+		w.insert(0, 4, true)
+		var err error
+		for range 3 {
+			if _, err = w.remove(); err != nil || w.rows() == "0" {
+				break
+			}
+			w.confirm(w.Slot)
+		}
+		return err
+	}
+	wantFault(t, settled(), outbox.Gap, codeUnpublished)
+	w.o.AcceptUnpublished = 4
+	w.confirm(w.Slot)
+	w.mustRemove()
+	w.o.AcceptUnpublished = 0
+	if err := settled(); err != nil || w.rows() != "0" {
+		t.Errorf("of the new stream %s rows are left: %v", w.rows(), err)
+	}
+}

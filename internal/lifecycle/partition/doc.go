@@ -11,10 +11,10 @@
 //     while the fence F is read: the end of WAL. So each of its rows was committed below F.
 //  2. Every slot that reads rows from this database (pgoutput, less those that the operator names) has
 //     confirmed F. For Outflow's own that means: all of it is durable in the stream.
-//  3. Its rows are verified to be there: those whose ids are in no message were never published. They are
-//     refused until the operator accepts their number.
-//  4. It is in the archive or, without one, was sealed longer ago than the time that a repair has to work
-//     with.
+//  3. Its rows are verified to be there, or in the archive where there is one: those whose ids are in no
+//     message were never published. They are refused until the operator accepts their number.
+//  4. The archive has come to F or, without one, it was sealed longer ago than the time that a repair has to
+//     work with.
 //  5. No record says that a repair or a snapshot is under way, and the stream is the one that was verified.
 //
 // Age, size and number of rows choose how much goes, never whether it may.

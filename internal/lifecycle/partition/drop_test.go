@@ -317,15 +317,30 @@ func TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished(t
 }
 
 // TestWhatIsWrittenToADetachedPartitionIsFound: a row that came after the fence, and even after the
-// verification, keeps the partition from being dropped.
+// verification, keeps the partition from being dropped: also where the stream does not reach back so far, and
+// without ids.
 func TestWhatIsWrittenToADetachedPartitionIsFound(t *testing.T) {
 	t.Parallel()
-	for _, after := range []State{Sealed, Verified} {
-		t.Run(string(after), func(t *testing.T) {
+	type kind struct {
+		after State
+		made  bool // by Outflow, and the stream has lost its front
+		noID  bool
+	}
+	for _, k := range []kind{{after: Sealed}, {after: Verified}, {Sealed, true, false},
+		{Verified, true, false}, {Sealed, false, true}, {Verified, false, true}} {
+		after := k.after
+		t.Run(fmt.Sprintf("%+v", k), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, pgtest.Server(t), 1)
 			w.insert(0, 5, true)
+			if k.noID {
+				w.cfg.ID = ""
+			}
 			w.apply()
+			if k.made {
+				w.Exec("UPDATE outflow_partitions SET made = true WHERE name = $1", quoted("public", old(0)))
+				w.seen.Removed, w.seen.Oldest = true, time.Now()
+			}
 			w.cfg.Keep = time.Hour
 			if after == Verified {
 				w.confirm(w.Slot)
@@ -436,23 +451,78 @@ func TestTheArchiveIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)
 	w.insert(0, 5, true)
-	has := false
-	var asked []outbox.LSN
 	w.cfg.Archive, w.cfg.Keep = true, time.Hour
-	w.o.Archived = func(_ context.Context, fence outbox.LSN) (bool, error) {
-		asked = append(asked, fence)
-		return has, nil
-	}
 	w.apply()
 	w.confirm(w.Slot)
-	wantWhy(t, w.apply(), 0, "the archive does not have it")
+	fence := w.fence(0)
+	w.out.Archive = Reach{Last: 7, Complete: fence - 1, Whole: fence - 1}
+	says := fmt.Sprintf("the archive ends at sequence 7, complete below %v, not %v", fence-1, fence)
+	wantWhy(t, w.apply(), 0, says)
 	w.want(0, Durable)
-	has = true
+	wantWhy(t, w.plan(), 0, says)
+	if len(w.reads) != 0 {
+		t.Error("it is read before it has got so far")
+	}
+	w.out.Archive.Err = &outbox.Fault{Class: outbox.Gap, Code: "archive_damaged"}
+	_, err := w.try()
+	wantFault(t, err, outbox.Gap, "archive_damaged")
+	if n := w.Text("SELECT count(*)::text FROM pg_inherits"); n == "0" {
+		t.Error("no partition was made because of it")
+	}
+	w.out.Archive = Reach{Last: 9, Complete: fence, Whole: fence}
+	w.o.Hit = func(point string) {
+		if point == "partition.verified" { // an object is lost, and then the process is killed
+			w.out.Archive.Err = &outbox.Fault{Class: outbox.Gap, Code: "archive_damaged"}
+		}
+	}
+	_, err = w.try()
+	wantFault(t, err, outbox.Gap, "archive_damaged")
+	w.want(0, Verified)
+	w.o.Hit, w.out.Archive.Err = nil, nil
+	reads := len(w.reads)
+	clear(w.published) // and the next run reads it again
+	_, err = w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if len(w.reads) != reads+2 || !w.exists(0) {
+		t.Errorf("read %d times more", len(w.reads)-reads)
+	}
+	for _, id := range strings.Fields(w.Text("SELECT string_agg(id::text, ' ') FROM outbox_0")) {
+		w.published[id] = true
+	}
 	w.apply()
-	if w.exists(0) || asked[0].String() != w.Text("SELECT fence::text FROM outflow_partitions WHERE name "+
-		"= $1",
-		quoted("public", old(0))) {
-		t.Errorf("it is %s; asked for %v", w.state(0), asked)
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
+	}
+}
+
+// fence is that of a partition.
+func (w *world) fence(i int) outbox.LSN {
+	w.T.Helper()
+	lsn, err := outbox.ParseLSN(w.Text("SELECT fence::text FROM outflow_partitions WHERE name = $1",
+		quoted("public", old(i))))
+	must.Succeed(w.T, err)
+	return lsn
+}
+
+// TestWithoutAnIDAnAcceptedGapOfTheArchiveRefusesAllRows: nobody knows whose messages were lost.
+func TestWithoutAnIDAnAcceptedGapOfTheArchiveRefusesAllRows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.ID, w.cfg.Archive = "", true
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	fence := w.fence(0)
+	w.out.Archive = Reach{Last: 9, Complete: fence + 1, Whole: fence - 1}
+	_, err := w.try()
+	if f := wantFault(t, err, outbox.Gap, codeUnpublished); !strings.Contains(f.Message, "5 rows of") ||
+		len(w.reads) == 0 {
+		t.Errorf("%v; read %d times", f, len(w.reads))
+	}
+	w.o.AcceptUnpublished = 5
+	w.apply()
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
 	}
 }
 
@@ -632,4 +702,29 @@ func TestADetachThatWasCutIsFinalized(t *testing.T) {
 			t.Errorf("then: %s", got)
 		}
 	})
+}
+
+// TestRowsOfOtherShardsAreNotMissed: they are in other streams. Their archives are others as well, so an
+// archive of this one does not replace the time that they are kept.
+func TestRowsOfOtherShardsAreNotMissed(t *testing.T) {
+	t.Parallel()
+	for _, archived := range []bool{false, true} {
+		t.Run(fmt.Sprint(archived), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, pgtest.Server(t), 1)
+			w.cfg.Own, w.cfg.Archive, w.cfg.Keep = "doc_id = 'd'", archived, time.Hour
+			w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+			w.insert(0, 3, true)
+			w.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES
+				('other', 'a', 9, '{}', '2024-05-01 02:00Z')`)
+			w.apply()
+			w.confirm(w.Slot)
+			wantWhy(t, w.apply(), 0, "a repair may need it until")
+			w.cfg.Keep = 0
+			w.apply()
+			if w.exists(0) {
+				t.Error("it is still there")
+			}
+		})
+	}
 }

@@ -24,7 +24,7 @@ const (
 	Sealed    State = "sealed"    // detached, with a fence
 	Durable   State = "durable"   // every slot has confirmed the fence
 	Archived  State = "archived"  // and the archive has it
-	Verified  State = "verified"  // and its rows are in the stream
+	Verified  State = "verified"  // and its rows are in the stream, or in the archive where there is one
 	Dropped   State = "dropped"   //
 	Kept      State = "kept"      // somebody else detached it: it is theirs
 )
@@ -49,7 +49,6 @@ const ledgerColumns = `
   hash text,
   verified_rows bigint,
   verified_hash text,
-  archived boolean NOT NULL DEFAULT false,
   accepted bigint NOT NULL DEFAULT 0,
   stream_created timestamptz,
   stream_seq bigint,
@@ -101,7 +100,7 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 	m.hasLedger = true
 	rows, err := m.conn.Query(ctx, `SELECT name, oid, state, made, lower, upper, coalesce(fence::text, ''),
 			coalesce(horizon, 0), system_id, coalesce(rows, 0), coalesce(hash, ''), verified_rows,
-			coalesce(verified_hash, ''), archived, accepted, stream_created, coalesce(stream_seq, 0), inserts,
+			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
 			coalesce(quiet_since, now()), sealed_at, changed_at
 		FROM `+m.ledger()+` WHERE root = $1 AND state <> 'dropped'`, m.root.Quoted())
 	if err != nil {
@@ -115,7 +114,7 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 		var seq int64
 		var lower, upper, created, sealed *time.Time
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
-			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Archived, &p.Accepted,
+			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
 			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed)
 		if err != nil {
 			return nil, err

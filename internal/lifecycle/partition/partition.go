@@ -43,7 +43,6 @@ type Partition struct {
 	System     string
 	SealedSum  Sum
 	Verified   *Sum
-	Archived   bool
 	Accepted   int64 // rows that were never published
 	Stream     Stream
 	Inserts    *int64 // Written, as it was last seen to change
@@ -75,16 +74,15 @@ type Manager struct {
 
 // Options are what a manager needs of others.
 type Options struct {
-	// Outside reads the checkpoint record and the stream. It fails where outflow run could not start: then
-	// nothing goes.
+	// Outside reads the checkpoint record, the stream, and how far the archive is. It fails where outflow run
+	// could not start: then nothing goes.
 	Outside func(ctx context.Context) (Outside, error)
 	// Published calls add with the hash of each event id that is in the stream, of messages that were stored
 	// since that time; zero: of all. The end is that of the stream when it is called. Where there is an
-	// archive, they are those of the archive: a row that a repair published late lies behind its fence in the
-	// stream, and need not be in the archive when that has reached the fence.
+	// archive, they are those of the archive, from segments that are whole: a row that a repair published
+	// late lies behind its fence in the stream, and need not be in the archive when that has reached the
+	// fence; and messages may have been lost before they were archived.
 	Published func(ctx context.Context, since time.Time, add func(id [16]byte) error) (Seen, error)
-	// Archived reports whether the archive has everything below the fence. nil: there is no archive.
-	Archived func(ctx context.Context, fence outbox.LSN) (bool, error)
 	// Step is called after each step. Hit is called between them, for tests that end the process there.
 	Step func(Step)
 	Hit  func(point string)
@@ -120,7 +118,13 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 	if err := postgres.KeepBytes(ctx, conn.PgConn()); err != nil {
 		return nil, err
 	}
-	return m, m.readRoot(ctx)
+	if err := m.readRoot(ctx); err != nil {
+		return nil, err
+	}
+	if cfg.Archive && (cfg.Own == "" || m.root.Strategy == "") {
+		m.cfg.Keep = 0 // a repair finds them there
+	}
+	return m, nil
 }
 
 // Close closes the connection.

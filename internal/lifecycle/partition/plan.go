@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -20,7 +21,7 @@ const (
 	Seal     Action = "seal"     // set the fence
 	Confirm  Action = "confirm"  // note that every slot has confirmed the fence
 	Archive  Action = "archive"  // note that the archive has it
-	Verify   Action = "verify"   // compare its rows with the stream
+	Verify   Action = "verify"   // compare its rows with the stream, or the archive
 	Drop     Action = "drop"
 	Forget   Action = "forget" // somebody else has dropped it
 	Wait     Action = "wait"   // for what Why says
@@ -31,6 +32,9 @@ const (
 
 // does reports whether the action changes something.
 func (a Action) does() bool { return a != Wait && a != Refuse && a != Leave }
+
+// Done reports whether the step changes something, or rows were deleted.
+func (s Step) Done() bool { return s.Action.does() && (s.Action != Delete || s.Rows > 0) }
 
 // Step is what is to be done next with a partition, or was done. The JSON names are stable.
 type Step struct {
@@ -95,6 +99,9 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 	for _, p := range s.all {
 		if p.Fence > f.WALEnd {
 			return nil, m.behind(f, p)
+		}
+		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
+			p.State, p.Verified = Durable, nil // by an earlier run: the archive may have lost it since
 		}
 	}
 	if s.partman, err = m.readPartman(ctx); err != nil {
@@ -226,13 +233,20 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 	switch {
 	case p.State == Sealed:
 		return step(Confirm, "every slot has confirmed %v", p.Fence)
-	case m.cfg.Archive && !p.Archived:
-		return step(Archive, "")
+	case m.cfg.Archive && p.State == Durable:
+		why := lacking(&m.cfg, s.Facts, p)
+		if why != "" && s.Archive.Err == nil {
+			w := step(Wait, "%s", why)
+			w.Clause = "archive"
+			return w
+		}
+		return step(Archive, "%s", cmp.Or(why, fmt.Sprintf("the archive is complete below %v",
+			s.Archive.Complete)))
 	case p.Verified == nil && m.cfg.ID == "":
 		return step(Verify, "there is no id column: that it was written below %v is all that shows that its "+
 			"rows are published", p.Fence)
 	case p.Verified == nil:
-		return step(Verify, "its rows are compared with the stream")
+		return step(Verify, "its rows are compared with the %s", m.where())
 	}
 	before := *p
 	before.Found = p.Verified // they are counted under the lock
@@ -244,5 +258,13 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		w.Clause = name
 		return w
 	}
-	return step(Drop, "its %d rows are in the stream", p.SealedSum.Rows)
+	return step(Drop, "its %d rows are in the %s", p.SealedSum.Rows, m.where())
+}
+
+// where is what rows are compared with.
+func (m *Manager) where() string {
+	if m.cfg.Archive {
+		return "archive"
+	}
+	return "stream"
 }

@@ -28,7 +28,11 @@ type Config struct {
 
 	OtherSlots  []string      // slots that do not count
 	LockTimeout time.Duration // how long a lock on the outbox is waited for each time; 0: 2 s
-	Archive     bool          // there is one
+	Archive     bool          // there is one; Keep does not count then, if all rows go to this stream
+
+	// Own is the condition of the rows that go to this stream; "": all do. The others go to streams, and
+	// archives, that nothing is known of here.
+	Own string
 }
 
 // Slot is a slot that reads rows from the database.
@@ -43,6 +47,16 @@ type Slot struct {
 type Outside struct {
 	Repairing string // what is under way by a record; "": nothing
 	Stream    Stream
+	Archive   Reach
+}
+
+// Reach is how far the archive of the stream has come. Its LSNs are of the WAL of this server: those of
+// another cluster, or of a timeline that was left before, are not among them.
+type Reach struct {
+	Last     uint64     // the newest sequence that is archived
+	Complete outbox.LSN // the messages of all events below it are archived, or were lost by an accepted gap
+	Whole    outbox.LSN // none of those below it were lost
+	Err      error      // it can't be read
 }
 
 // Stream identifies the stream that has the messages.
@@ -108,14 +122,9 @@ var clauses = []clause{
 		}
 		return strings.Join(behind, ", ")
 	}},
-	{"archive", func(c *Config, _ *Facts, p *Partition) string {
-		if c.Archive && !p.Archived {
-			return "the archive does not have it yet"
-		}
-		return ""
-	}},
+	{"archive", lacking},
 	{"keep", func(c *Config, f *Facts, p *Partition) string {
-		if !c.Archive && f.Now.Before(p.Sealed.Add(c.Keep)) {
+		if (!c.Archive || c.Own != "") && f.Now.Before(p.Sealed.Add(c.Keep)) {
 			return fmt.Sprintf("a repair may need it until %s "+
 				"(retain.table.keep)", stamp(p.Sealed.Add(c.Keep)))
 		}
@@ -143,6 +152,19 @@ var clauses = []clause{
 		}
 		return ""
 	}},
+}
+
+// lacking says why the archive may not have what lies below the fence.
+func lacking(c *Config, f *Facts, p *Partition) string {
+	switch a := f.Archive; {
+	case !c.Archive:
+	case a.Err != nil:
+		return "the archive can't be read: " + a.Err.Error()
+	case p.Fence > a.Complete:
+		return fmt.Sprintf("the archive ends at sequence %d, complete below %v, not %v", a.Last, a.Complete,
+			p.Fence)
+	}
+	return ""
 }
 
 func (s Slot) behind(fence outbox.LSN) string {
@@ -176,6 +198,12 @@ func durable(c *Config, f *Facts, p *Partition) string {
 		}
 	}
 	return ""
+}
+
+// shown reports whether the fence alone shows that the rows are in the stream and, where there is one, in its
+// archive: by the fence of a partition whose rows went to this stream, and before any accepted gap.
+func shown(c *Config, f *Facts, p *Partition) bool {
+	return p.Stream.Created.Equal(f.Stream.Created) && (!c.Archive || p.Fence <= f.Archive.Whole)
 }
 
 // wanted says which of the partitions, oldest first, are to go, as far as age, size and number of rows say

@@ -45,9 +45,15 @@ func (m *Manager) load(ctx context.Context, since time.Time) error {
 
 // verify compares a partition's rows with what is published, while nobody writes to it.
 func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
-	if m.cfg.ID == "" {
+	switch {
+	case m.published != nil:
+	case m.cfg.ID == "" && !m.cfg.Archive:
 		m.published = &published{whole: true, seen: Seen{Stream: s.Stream}}
-	} else if m.published == nil {
+	case m.cfg.ID == "": // no object of it may be lost
+		if err := m.load(ctx, time.Time{}); err != nil {
+			return step, err
+		}
+	default:
 		since := p.Lower
 		for _, q := range s.all {
 			if q.State == Durable || q.State == Archived {
@@ -63,7 +69,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	}
 	for {
 		s.Stream = m.published.seen.Stream // the newest that is known of it
-		instead, missing, err := m.compare(ctx, p)
+		instead, missing, err := m.compare(ctx, s.Facts, p)
 		switch {
 		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
 			return m.held(ctx, p)
@@ -74,7 +80,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 		case missing.count == 0 || missing.count == m.o.AcceptUnpublished:
 			m.o.Hit("partition.compared")
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
-			step.Why = fmt.Sprintf("all of its %d rows are published", p.SealedSum.Rows)
+			step.Why = fmt.Sprintf("all of its %d rows are in the %s", p.SealedSum.Rows, m.where())
 			switch {
 			case m.cfg.ID == "":
 				step.Why = "there is no id column: only the fence shows it"
@@ -115,7 +121,8 @@ type missing struct {
 
 // compare looks for rows that are not published, and if there are none, or as many as are accepted, notes
 // that.
-func (m *Manager) compare(ctx context.Context, p *Partition) (instead Step, gone missing, err error) {
+func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead Step, gone missing,
+	err error) {
 	err = m.retry(ctx, func() error {
 		instead, gone = Step{}, missing{}
 		return m.inTx(ctx, func(tx pgx.Tx) error {
@@ -127,13 +134,13 @@ func (m *Manager) compare(ctx context.Context, p *Partition) (instead Step, gone
 				return err
 			}
 			if found != p.SealedSum { // below which LSN the new rows were committed nobody knows
-				p.State = Detaching
+				p.written()
 				instead = Step{Partition: p.Name, Action: Wait, Clause: "verified",
 					Why: "it was written to after it was sealed, and is sealed again"}
 				return m.note(ctx, tx, p)
 			}
-			if m.cfg.ID == "" && !p.Stream.Created.Equal(m.published.seen.Stream.Created) {
-				gone.count = found.Rows // the fence shows nothing of this stream
+			if m.cfg.ID == "" && !shown(&m.cfg, f, p) {
+				gone.count = found.Rows // the fence shows nothing of this stream, or its archive
 			} else if m.cfg.ID != "" {
 				if gone, err = m.unpublished(ctx, tx, p); err != nil {
 					return err
@@ -170,10 +177,11 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		}
 	}
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
-			FROM ONLY %[3]s t WHERE NOT %[4]s)
+			FROM ONLY %[3]s t WHERE NOT %[4]s AND %[6]s)
 		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
 			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
-		postgres.Quote(m.cfg.ID), aged, p.Name, known(tablesnapshot.HashOf("t", c)), maxNamed)).
+		postgres.Quote(m.cfg.ID), aged, p.Name, known(tablesnapshot.HashOf("t", c)), maxNamed,
+		m.own())).
 		Scan(&gone.count, &gone.aged, &gone.ids)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)

@@ -17,10 +17,12 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/rowfilter"
 )
 
 // Options say what to do.
@@ -46,6 +48,10 @@ type command struct {
 	cfg config.Config
 	log *slog.Logger
 	l   *backfill.Conns
+
+	store   archive.Store    // nil: there is no archive
+	archive *archive.Archive // that of the stream as it was last seen; nil: not read yet
+	made    time.Time        // when that stream was made
 }
 
 // Run plans or applies. The report is nil only where nothing could be found out.
@@ -64,8 +70,14 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
 	}
+	if cfg.Archive.URL != "" {
+		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
+			return nil, err
+		}
+		defer func() { _ = c.store.Close() }()
+	}
 	m, err := partition.Open(ctx, target, c.config(), partition.Options{
-		Outside: c.outside, Published: c.published, Archived: notYet, Step: o.Step, Hit: o.Hit,
+		Outside: c.outside, Published: c.published, Step: o.Step, Hit: o.Hit,
 		AcceptUnpublished: o.AcceptUnpublished,
 	})
 	if err != nil {
@@ -77,13 +89,16 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		rep.Notes = append(rep.Notes, "there is no id column: rows can't be compared with the stream, and "+
 			"only the fence shows that they are published")
 	}
-	if cfg.Archive.URL != "" {
-		rep.Notes = append(rep.Notes, "archive.url is set, and rows are not compared with an archive yet: "+
-			"they stay, until it is unset and they have been kept for retain.table.keep")
-	}
 	if !cfg.Shard.Whole() {
-		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: "+
-			"they are not compared, and only the fence shows that they are published", cfg.Shard))
+		note := "they are not compared, and only the fence shows that they are published"
+		switch byRows := cfg.Retain.Table.Method == config.RetainDelete; {
+		case c.store != nil && byRows:
+			note = "they stay for the runs of their own shards"
+		case c.store != nil:
+			note += "; retain.table.keep counts, because their archives are others"
+		}
+		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: %s",
+			cfg.Shard, note))
 	}
 	run := m.Plan
 	switch byRows := cfg.Retain.Table.Method == config.RetainDelete; {
@@ -107,16 +122,13 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 
 func (c *command) config() partition.Config {
 	r := c.cfg.Retain
-	pc := partition.Config{
+	return partition.Config{
+		Own:   rowfilter.Condition(c.cfg.Shard, postgres.Quote(c.l.PGC.ShardBy)),
 		Table: c.l.PGC.Table, Slot: c.cfg.Slot, ID: c.l.Layout.ID, Every: r.Table.Every, Ahead: r.Table.Ahead,
 		Slack: r.Table.Slack, Keep: r.Table.Keep, Age: r.Table.Age, Size: r.Table.Size,
 		Rows: int64(r.Table.Rows), OtherSlots: r.OtherSlots, Archive: c.cfg.Archive.URL != "",
 	}
-	return pc
 }
-
-// notYet keeps all rows where there is an archive: nothing compares them with it.
-func notYet(context.Context, outbox.LSN) (bool, error) { return false, nil }
 
 // outside reads what a start of outflow run reads: where that finds a gap, nothing may go.
 func (c *command) outside(ctx context.Context) (o partition.Outside, err error) {
@@ -143,6 +155,9 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	}
 	if rd.Stream.Exists {
 		o.Stream = partition.Stream{Created: rd.Stream.Created, LastSeq: rd.Stream.LastSeq}
+		if c.store != nil {
+			o.Archive = c.reach(ctx, rd)
+		}
 	}
 	if o.Repairing != "" { // what a start says of it is no news
 		return o, nil
@@ -161,7 +176,7 @@ func unfinished(repairing string) string {
 	return "outflow repair --accept " + repairing
 }
 
-// published reads the ids of the stream's events.
+// published reads the ids of the stream's events, or those of its archive where there is one.
 func (c *command) published(ctx context.Context, since time.Time, add func(id [16]byte) error) (
 	seen partition.Seen, err error) {
 	st, err := c.l.NATS.State(ctx)
@@ -169,6 +184,9 @@ func (c *command) published(ctx context.Context, since time.Time, add func(id [1
 		return seen, err
 	}
 	seen.Stream = partition.Stream{Created: st.Created, LastSeq: st.LastSeq}
+	if c.store != nil {
+		return seen, c.archived(ctx, st.Created, since, add)
+	}
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil {
 		return seen, err

@@ -1,0 +1,95 @@
+package partition
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/crash"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// refresh reads the manifests that have come, of the archive of the stream that was made then: what was
+// archived of an earlier stream of that name says nothing of this one.
+func (c *command) refresh(ctx context.Context, made time.Time) (err error) {
+	if c.archive != nil && c.made.Equal(made) {
+		return c.archive.Refresh(ctx)
+	}
+	c.archive, err = archive.Load(ctx, c.store, archive.FolderOf(c.cfg.Stream, made), nil)
+	if err != nil {
+		c.archive = nil
+	}
+	c.made = made
+	return err
+}
+
+// reach says how far the archive is.
+func (c *command) reach(ctx context.Context, rd backfill.Readings) (r partition.Reach) {
+	if err := c.refresh(ctx, rd.Stream.Created); err != nil {
+		return partition.Reach{Err: err}
+	}
+	valid := func(system string, timeline uint32, lsn outbox.LSN) bool {
+		return system == rd.Server.SystemID && timeline == rd.Server.History.At(lsn)
+	}
+	a := c.archive.Reach(valid)
+	r = partition.Reach{Last: a.Last, Complete: a.Complete, Whole: a.Whole}
+	// Where nothing is published any more, checkpoints move on and no segment comes: what is archived is all
+	// that there is below the confirmed one.
+	rec := rd.Record
+	if rec == nil || !rec.Created.Equal(rd.Stream.Created) || rec.Repairing != "" ||
+		len(rec.Checkpoints) == 0 {
+		return r
+	}
+	confirmed := rec.Checkpoints[0]
+	if a.Last >= confirmed.Seq && valid(rec.SystemID, confirmed.Timeline, confirmed.Start()) {
+		r.Complete = max(r.Complete, confirmed.Start())
+		if !c.archive.HasGaps() {
+			r.Whole = r.Complete
+		}
+	}
+	return r
+}
+
+// archived reads the ids of the archive's events, from the segments with messages that were stored since that
+// time. Each is checked whole before it counts.
+func (c *command) archived(ctx context.Context, made, since time.Time, add func(id [16]byte) error) error {
+	if err := c.refresh(ctx, made); err != nil {
+		return err
+	}
+	var chosen []*archive.Manifest
+	var messages int64
+	for _, m := range c.archive.Segments {
+		if !m.To.Before(since) {
+			chosen, messages = append(chosen, m), messages+int64(m.Count)
+		}
+	}
+	task := progress.Count(ctx, "reading the event ids of the archive", "messages", messages)
+	defer task.End()
+	var mu sync.Mutex // of add
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for _, m := range chosen {
+		g.Go(func() error {
+			defer crash.Guard()
+			return c.archive.Verify(ctx, m, func(msg *archive.Message) error {
+				task.Add(1)
+				header := msg.Header.Get(outbox.HeaderName)
+				if outbox.HeaderID(header) == "" {
+					return nil
+				}
+				sum := outbox.HeaderIDSum(header)
+				mu.Lock()
+				defer mu.Unlock()
+				return add(sum)
+			})
+		})
+	}
+	return g.Wait()
+}
