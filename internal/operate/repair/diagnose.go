@@ -47,6 +47,7 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 			progress.Step(ctx, "could not read everything, reading again: %v", err)
 			last = nil
 		case f.code == "", f.code == codeMissing, f.code == checkpoint.CodeSnapshotUnfinished,
+			f.code == checkpoint.CodeRestoreUnfinished,
 			f.code == checkpoint.CodeUnfinished && (f.inner == "" || len(f.Record.Checkpoints) == 0),
 			last != nil && last.code == f.code && last.inner == f.inner:
 			return f, nil

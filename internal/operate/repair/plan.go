@@ -90,12 +90,8 @@ func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
 			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart "+
 				"and was set when they were published")
 	}
-	if n := f.Removed(); n > 0 && r.o.Where == "" {
-		return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more "+
-			"(retention, or somebody removed them): their rows, if the table "+
-			"still has them, look like missing ones", n, r.cfg.Stream),
-			"Give a condition that only rows hold to that may be missing, for example --where \"created_at "+
-				"> '...'\"")
+	if n := f.Removed(); n > 0 && r.o.Where == "" && r.cfg.Archive.URL == "" {
+		return r.removedFault(n)
 	}
 	return nil
 }
@@ -329,6 +325,10 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	progress.Step(ctx, "%d rows; reading the headers of stream %s", len(s.outcomes), s.r.cfg.Stream)
 	if err := s.readStream(ctx, rd, keep); err != nil {
 		return err
+	}
+	// those that the archive has are not gone
+	if n := rd.Removed(); n > s.archived && s.r.o.Where == "" && s.counts[missing] > 0 {
+		return s.r.removedFault(n - s.archived)
 	}
 	if n := s.counts[otherEvent]; n > 0 {
 		return idsReused(s.l, n, "stream "+s.r.cfg.Stream)

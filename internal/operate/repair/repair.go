@@ -81,8 +81,12 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if f.code == "" {
 		return r.rep, nil
 	}
-	if f.code == checkpoint.CodeSnapshotUnfinished { // it may still be running: nothing is touched
+	switch f.code { // they may still be running: nothing is touched
+	case checkpoint.CodeSnapshotUnfinished:
 		r.rep.Command = "outflow init --snapshot"
+		return r.rep, f.fault
+	case checkpoint.CodeRestoreUnfinished:
+		r.rep.Command = "outflow archive restore"
 		return r.rep, f.fault
 	}
 	if o.Accept == "" {

@@ -61,6 +61,7 @@ type scan struct {
 	first    *Event
 	last     *Event
 
+	archived  uint64 // messages that only the archive has
 	withoutID int    // messages of ours without an event id
 	foreign   int    // messages without our header, above the record's base
 	lost      int    // messages of commits beyond the end of a timeline that the server left
@@ -195,7 +196,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	}
 	s.lost, s.lostFrom = 0, math.MaxUint64
 	var due outbox.LSN
-	err := s.l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
+	read := func(m backfill.Message) error {
 		s.newest, s.newestAt = m.Seq, m.Stored
 		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
@@ -243,7 +244,23 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 			s.raiseAnchor(due)
 		}
 		return nil
+	}
+	s.archived = 0
+	first, err := s.readPast(ctx, rd, func(m backfill.Message) error {
+		s.archived++
+		return read(m)
 	})
+	if err == nil {
+		next := first
+		err = s.l.Messages(ctx, first, rd.Stream.NewestSeq, func(m backfill.Message) error {
+			if first > 1 && next == first && m.Seq > first { // that one was there
+				return fmt.Errorf("stream %s: retention took message %d while it was read",
+					s.r.cfg.Stream, first)
+			}
+			next = m.Seq + 1
+			return read(m)
+		})
+	}
 	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
 		if s.raiseAnchor(due); len(s.beyond) > relay.MaxPublishedAhead {
 			return &untrusted{fmt.Sprintf("the stream has %d events beyond %v", len(s.beyond), s.anchor.Due)}

@@ -52,7 +52,7 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 		s.Position.To != nil && msg.Outflow.Pos.Compare(*s.Position.To) > 0 {
 		return false, nil
 	}
-	if s.Filter != "" && !covers(s.Filter, msg.Subject) || !inBounds(m.bounds, msg.Subject) {
+	if !m.bounded(msg.Subject) {
 		return false, nil
 	}
 	if m.ids != nil && !m.ids[outbox.HeaderID(msg.Header.Get(outbox.HeaderName))] {
@@ -71,6 +71,11 @@ func (m *matcher) selects(msg *Message) (bool, error) {
 		}
 	}
 	return m.keyed(msg)
+}
+
+// bounded reports whether a subject alone does not rule a message out.
+func (m *matcher) bounded(subject string) bool {
+	return (m.sel.Filter == "" || covers(m.sel.Filter, subject)) && inBounds(m.bounds, subject)
 }
 
 func inBounds(bounds [][]string, subject string) bool {

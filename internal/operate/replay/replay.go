@@ -178,6 +178,11 @@ func (r *replay) open(ctx context.Context) (err error) {
 	if err := r.stream.open(ctx); err != nil {
 		return err
 	}
+	if whole, _ := r.stream.holds(); !whole && r.o.From != string(FromTable) {
+		if err := r.stream.openPast(ctx, r.conn.API(), r.cfg.Archive.URL); err != nil {
+			return err
+		}
+	}
 	if err := r.stream.widenFilters(ctx); err != nil {
 		return err
 	}
@@ -381,6 +386,9 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 
 func (r *replay) close() {
 	r.table.close()
+	if r.stream != nil && r.stream.closePast != nil {
+		_ = r.stream.closePast() // it was read only
+	}
 	if r.conn != nil {
 		r.conn.Close()
 	}

@@ -32,6 +32,9 @@ type streamSource struct {
 	firstAt time.Time
 	header  *outbox.Header // of the first message; nil if it has none
 	end     uint64         // the replay ends at this sequence
+	past    *past          // nil: no archive, or none is needed
+
+	closePast func() error // nil: no archive was opened
 }
 
 // open reads the stream's state. A stream that does not exist is an empty one.
@@ -77,12 +80,20 @@ func (s *streamSource) exists() string {
 	case s.first > s.last:
 		return fmt.Sprintf("stream %s is empty, its last sequence was %d", s.name, s.last)
 	}
-	text := fmt.Sprintf("stream %s has sequence %d (stored %s", s.name, s.first,
+	text := fmt.Sprintf("%s has sequence %d (stored %s", s.whole(), s.first,
 		s.firstAt.UTC().Format(time.RFC3339))
 	if s.header != nil {
 		text += fmt.Sprintf(", position %v", s.header.Pos)
 	}
 	return text + fmt.Sprintf(") to %d", s.last)
+}
+
+// whole names what is read.
+func (s *streamSource) whole() string {
+	if s.past == nil {
+		return "stream " + s.name
+	}
+	return "stream " + s.name + " with its archive"
 }
 
 // holds reports whether the stream still has every message of the selection that it ever had, and says why.
@@ -108,9 +119,9 @@ func (s *streamSource) holds() (bool, string) {
 		return false, fmt.Sprintf("the sequences below %d are gone", s.first)
 	case gone > 0:
 		return false, fmt.Sprintf(
-			"%d messages inside of stream %s are gone, and nobody knows whose they were", gone, s.name)
+			"%d messages inside of %s are gone, and nobody knows whose they were", gone, s.whole())
 	case s.first == 1:
-		return true, fmt.Sprintf("stream %s has every message from sequence 1 on", s.name)
+		return true, s.whole() + " has every message from sequence 1 on"
 	case sel.Time.From != nil && sel.Time.From.After(s.firstAt.Add(clockSlack)):
 		return true, fmt.Sprintf("%s, and what it had before was stored before that", s.exists())
 	case sel.Position.From != nil && s.header != nil && sel.Position.From.LSN > s.header.Thru:
@@ -128,6 +139,11 @@ func (s *streamSource) holdsSequences() (bool, string) {
 			return false, fmt.Sprintf("sequence %d of stream %s is gone", seq, s.name)
 		}
 	}
+	for _, gone := range s.past.missing() {
+		if (r.From == nil || gone.To >= *r.From) && (r.To == nil || gone.From <= *r.To) {
+			return false, fmt.Sprintf("sequence %d of %s is gone", gone.From, s.whole())
+		}
+	}
 	return true, s.exists()
 }
 
@@ -135,7 +151,13 @@ func (s *streamSource) numDeleted() int {
 	if s.info == nil {
 		return 0
 	}
-	return max(s.info.State.NumDeleted, len(s.info.State.Deleted))
+	n := max(s.info.State.NumDeleted, len(s.info.State.Deleted))
+	for _, gone := range s.past.missing() {
+		if gone.From < s.past.hot { // the stream counts the others
+			n += int(min(gone.To, s.past.hot-1) - gone.From + 1)
+		}
+	}
+	return n
 }
 
 // span is the range of sequences that the selection can be in. It is empty if from is greater than to.
@@ -156,7 +178,7 @@ func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary
 	f func(*Message) error) error {
 	from, to := s.span(after)
 	err := s.read(ctx, from, to, true, func(m *Message) error {
-		if m.Header.Get(headerDead) != "" && s.match.needsBody() {
+		if m.Header.Get(headerDead) != "" && s.match.needsBody() && len(m.Data) == 0 {
 			if err := s.fetchBody(ctx, m); err != nil {
 				return err
 			}
@@ -204,7 +226,8 @@ func (s *streamSource) each(ctx context.Context, after uint64, sum *Summary, f f
 	}
 	from, to := max(sum.First.Sequence, after+1), sum.Last.Sequence
 	var err error
-	if few := sum.sequences; few != nil && uint64(len(few))*8 < to-from {
+	few, archived := sum.sequences, s.past != nil && from < s.past.hot
+	if few != nil && !archived && uint64(len(few))*8 < to-from {
 		err = s.fetch(ctx, few, take)
 	} else {
 		err = s.read(ctx, from, to, false, take)
@@ -251,6 +274,11 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 	if from > to || len(s.match.filters) == 0 {
 		return nil
 	}
+	begin := from
+	from, err := s.readPast(ctx, begin, to, f)
+	if err != nil || from > to {
+		return err
+	}
 	oc := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: headersOnly,
 		FilterSubjects: s.match.filters,
@@ -264,12 +292,12 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 	}
 	task := progress.Count(ctx, "reading stream "+s.name, "messages", int64(to-from+1))
 	defer task.End()
-	return jsapi.ReadStream(ctx, s.js, s.name, oc, 0,
+	err = jsapi.ReadStream(ctx, s.js, s.name, oc, 0,
 		func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			task.Set(int64(min(meta.Sequence.Stream, to) - from + 1))
 			m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(),
 				Data: raw.Data(), Time: meta.Timestamp}
-			if t := s.match.sel.Time.To; m.Seq > to || t != nil && m.Time.After(t.Add(clockSlack)) {
+			if m.Seq > to || s.tooLate(m.Time) {
 				return jsapi.ErrStop
 			}
 			if err := s.parse(m); err != nil {
@@ -283,6 +311,10 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 			}
 			return nil
 		})
+	if err == nil && from > begin {
+		err = s.still(ctx, from)
+	}
+	return err
 }
 
 // parse reads the Outflow header.

@@ -1,0 +1,77 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
+)
+
+// readPast reads the messages that retention took from the front of the stream from the archive, and returns
+// the stream's first sequence. What the archive has from there on does not count: where the stream lacks
+// that, the broker lost it. The sequence is 1 where there is no archive of this stream, or no message by
+// which to tell what was removed from what was lost: one of a repair may be the first that came again.
+func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfill.Message) error) (uint64,
+	error) {
+	if s.r.cfg.Archive.URL == "" || rd.Stream.NewestSeq == 0 {
+		return 1, nil
+	}
+	first, err := s.front(ctx)
+	if err != nil || first.Seq == 1 {
+		return 1, err
+	}
+	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() {
+		return 1, nil
+	}
+	store, err := archive.Open(ctx, s.r.cfg.Archive.URL)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = store.Close() }()
+	a, err := archive.Load(ctx, store, archive.FolderOf(s.r.cfg.Stream, rd.Stream.Created), nil)
+	if err != nil {
+		return 0, err
+	}
+	next := uint64(1)
+	for first.Seq > next { // retention goes on while the archive is read
+		if next > 1 && a.Next() < first.Seq {
+			return 0, fmt.Errorf("stream %s: retention took messages up to %d, which are not archived, "+
+				"while it was read", s.r.cfg.Stream, first.Seq-1)
+		}
+		err := a.ReadRange(ctx, next, first.Seq, func(m *archive.Message) error {
+			return f(backfill.Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header.Get(outbox.HeaderName),
+				DeadLetter: m.Header.Get(sink.HeaderDeadLetter), Stored: m.Time})
+		})
+		if err != nil {
+			return 0, err
+		}
+		next = first.Seq
+		if first, err = s.front(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return next, nil
+}
+
+// front is the stream's first message.
+func (s *scan) front(ctx context.Context) (*jsapi.Message, error) {
+	m, err := s.l.NATS.API().Message(ctx, s.r.cfg.Stream, jsapi.MessageRequest{Seq: 1, Next: ">"})
+	if err == nil && m == nil {
+		err = fmt.Errorf("stream %s: all messages went away while it was read", s.r.cfg.Stream)
+	}
+	return m, err
+}
+
+// removedFault is the fault of n messages that nobody has any more.
+func (r *repair) removedFault(n uint64) *outbox.Fault {
+	return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more "+
+		"(retention, or somebody removed them): their rows, if the table "+
+		"still has them, look like missing ones", n, r.cfg.Stream),
+		"Give a condition that only rows hold to that may be missing, for example --where \"created_at "+
+			"> '...'\"")
+}

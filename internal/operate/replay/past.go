@@ -1,0 +1,131 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// past is the archived part of the stream. It is read in place of the stream as far as it reaches: what
+// retention takes away from the stream meanwhile is not missed.
+type past struct {
+	archive *archive.Archive
+	hot     uint64 // sequence of the first message that the stream still has
+}
+
+// openPast lets the source begin where the archive does, if what that has touches what the stream has. With
+// url "" there is no archive.
+func (s *streamSource) openPast(ctx context.Context, api *jsapi.Client, url string) error {
+	if url == "" || s.info == nil || s.first == 1 {
+		return nil
+	}
+	store, err := archive.Open(ctx, url)
+	if err != nil {
+		return err
+	}
+	s.closePast = store.Close
+	a, err := archive.Load(ctx, store, archive.FolderOf(s.name, s.info.Created), nil)
+	if err != nil || a.Next() < s.first {
+		return err
+	}
+	if err := a.Agrees(ctx, api); err != nil {
+		return err
+	}
+	s.past = &past{a, s.first}
+	err = a.Read(ctx, 1, func(m *archive.Message) error {
+		s.first, s.firstAt, s.header = m.Seq, m.Time, nil
+		if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil {
+			s.header = &h
+		}
+		return jsapi.ErrStop
+	})
+	if errors.Is(err, jsapi.ErrStop) {
+		return nil
+	}
+	return err
+}
+
+// missing returns the sequences that neither the archive nor the stream has behind the first message.
+func (p *past) missing() (all []archive.Range) {
+	if p == nil {
+		return nil
+	}
+	for _, m := range p.archive.Segments {
+		for _, r := range m.Missing {
+			if r.From > 1 {
+				all = append(all, r)
+			}
+		}
+	}
+	return all
+}
+
+// readPast calls f with the archived messages from one sequence to another, and returns the sequence behind
+// them.
+func (s *streamSource) readPast(ctx context.Context, from, to uint64, f func(*Message) error) (uint64,
+	error) {
+	p := s.past
+	if p == nil || from >= p.hot {
+		return from, nil
+	}
+	next := p.archive.Next()
+	task := progress.Count(ctx, "reading the archive of stream "+s.name, "messages",
+		int64(min(to+1, next)-from))
+	defer task.End()
+	for _, segment := range p.archive.Segments {
+		if t := s.match.sel.Time.From; segment.Last < from || t != nil &&
+			segment.To.Before(t.Add(-clockSlack)) {
+			continue
+		}
+		err := p.archive.Verify(ctx, segment, func(m *archive.Message) error {
+			switch {
+			case m.Seq < from:
+				return nil
+			case m.Seq > to, s.tooLate(m.Time):
+				return jsapi.ErrStop
+			case !s.match.bounded(m.Subject):
+				return nil // it may be somebody else's
+			}
+			task.Set(int64(m.Seq - from + 1))
+			msg := &Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header, Data: m.Data,
+				Time: m.Time}
+			if err := s.parse(msg); err != nil {
+				return err
+			}
+			return f(msg)
+		})
+		if errors.Is(err, jsapi.ErrStop) {
+			return to + 1, nil
+		}
+		if err != nil {
+			return from, err
+		}
+	}
+	return max(from, next), nil
+}
+
+// still makes sure that the stream has all that it had from a sequence on, where the archive ends: retention
+// may have gone beyond that while the archive was read.
+func (s *streamSource) still(ctx context.Context, from uint64) error {
+	info, err := s.stream.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", s.name, err)
+	}
+	if first := info.State.FirstSeq; first > from {
+		return s.vanished(fmt.Sprintf("messages %d to %d were removed from stream %s while its archive was "+
+			"read", from, first-1, s.name))
+	}
+	return nil
+}
+
+// tooLate reports whether everything from a message of that time on lies behind the selection.
+func (s *streamSource) tooLate(stored time.Time) bool {
+	t := s.match.sel.Time.To
+	return t != nil && stored.After(t.Add(clockSlack))
+}

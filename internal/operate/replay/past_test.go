@@ -1,0 +1,163 @@
+package replay
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// seam is a stream with an archive of its beginning.
+type seam struct {
+	t   *testing.T
+	js  jetstream.JetStream
+	s   jetstream.Stream
+	url string
+	api *jsapi.Client
+}
+
+func header(seq uint64) string {
+	lsn := outbox.LSN(1000 * seq)
+	h := outbox.Header{Pos: outbox.Position{LSN: lsn}, N: 0, Of: 1, Due: lsn, Thru: lsn,
+		ID: fmt.Sprint("id", seq), Key: fmt.Sprint(seq)}
+	return string(h.Append(nil))
+}
+
+func (w *seam) publish(subject string, ours bool) {
+	w.t.Helper()
+	info, err := w.s.Info(w.t.Context())
+	must(w.t, err)
+	m := &nats.Msg{Subject: subject, Data: []byte("{}"), Header: nats.Header{}}
+	if ours {
+		m.Header.Set(outbox.HeaderName, header(info.State.LastSeq+1))
+	}
+	_, err = w.js.PublishMsg(w.t.Context(), m)
+	must(w.t, err)
+}
+
+// newSeam makes a stream, and an archive that is empty.
+func newSeam(t *testing.T) *seam {
+	t.Helper()
+	nc, err := nats.Connect(natstest.Server(t).URL())
+	must(t, err)
+	t.Cleanup(nc.Close)
+	w := &seam{t: t, url: "file://" + t.TempDir(), api: jsapi.New(nc, "")}
+	w.js, err = jetstream.New(nc)
+	must(t, err)
+	w.s, err = w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
+		Subjects: []string{"outbox.>", "other.>"}, AllowDirect: true})
+	must(t, err)
+	return w
+}
+
+// archive archives the messages up to one, as change makes them.
+func (w *seam) archive(to uint64, change ...func(*archive.Message)) {
+	w.t.Helper()
+	info, err := w.s.Info(w.t.Context())
+	must(w.t, err)
+	store, err := archive.Open(w.t.Context(), w.url)
+	must(w.t, err)
+	a, err := archive.Load(w.t.Context(), store, archive.FolderOf("OUTBOX", info.Created), nil)
+	must(w.t, err)
+	seg, err := a.NewSegment()
+	must(w.t, err)
+	for seq := a.Next(); seq <= to; seq++ {
+		m, err := w.api.Message(w.t.Context(), "OUTBOX", jsapi.MessageRequest{Seq: seq})
+		must(w.t, err)
+		msg := &archive.Message{Seq: seq, Time: m.Time, Subject: m.Subject, Data: m.Data}
+		if len(m.Header) > 0 {
+			msg.Header, err = nats.DecodeHeadersMsg(m.Header)
+			must(w.t, err)
+		}
+		for _, f := range change {
+			f(msg)
+		}
+		must(w.t, seg.Add(msg))
+	}
+	must(w.t, a.Append(w.t.Context(), seg, 0))
+}
+
+func (w *seam) source(sel *Selection) *streamSource {
+	w.t.Helper()
+	l := &extractor{}
+	var err error
+	l.template, err = outbox.ParseSubjectTemplate("outbox.{doc}")
+	must(w.t, err)
+	m := &matcher{sel: sel, extractor: l, filters: l.filters(sel, nil)}
+	src := &streamSource{js: w.js, name: "OUTBOX", match: m, extractor: l}
+	must(w.t, src.open(w.t.Context()))
+	return src
+}
+
+// open is a source with its archive.
+func (w *seam) open(sel *Selection) *streamSource {
+	w.t.Helper()
+	src := w.source(sel)
+	must(w.t, src.openPast(w.t.Context(), w.api, w.url))
+	if src.past == nil {
+		w.t.Fatal("no past")
+	}
+	return src
+}
+
+// TestRetentionPassesTheArchiveWhileItIsRead: messages that go while the archive is read are not left out
+// without a word.
+func TestRetentionPassesTheArchiveWhileItIsRead(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 60 {
+		w.publish("outbox.a", true)
+	}
+	w.archive(40)
+	must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(21)))
+	src := w.open(&Selection{})
+	sum := &Summary{}
+	err := src.summarize(t.Context(), 0, sum, func(m *Message) error {
+		if m.Seq == 30 { // retention goes on while the archive is read
+			must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(51)))
+		}
+		return nil
+	})
+	if f := outbox.FaultOf(err); f == nil || f.Code != "replay_removed" {
+		t.Errorf("%d of 60 events: %v", sum.Events, err)
+	}
+}
+
+// TestAnArchiveOfOtherMessagesIsRefused: the broker lost what was archived, and others came in its place.
+func TestAnArchiveOfOtherMessagesIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 40 {
+		w.publish("outbox.a", true)
+	}
+	w.archive(40, func(m *archive.Message) { m.Data = []byte("lost") })
+	must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(21)))
+	err := w.source(&Selection{}).openPast(t.Context(), w.api, w.url)
+	if f := outbox.FaultOf(err); f == nil || f.Code != archive.CodeDiffers {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestAnArchivedMessageThatNoFilterSelectsIsPassedOver: as the stream's own consumer passes it over.
+func TestAnArchivedMessageThatNoFilterSelectsIsPassedOver(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	w.publish("outbox.a", true)
+	w.publish("other.x", false) // somebody else's
+	for range 58 {
+		w.publish("outbox.a", true)
+	}
+	w.archive(40)
+	must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(21)))
+	sum := &Summary{}
+	must(t, w.open(&Selection{Filter: "outbox.a"}).summarize(t.Context(), 0, sum, nil))
+	if sum.Events != 59 {
+		t.Errorf("%d of 59 events", sum.Events)
+	}
+}
