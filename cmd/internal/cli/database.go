@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -30,30 +29,42 @@ func (d *consumerDatabase) flags(cmd *cobra.Command) {
 
 // connect connects to it. The caller closes the connection.
 func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Config) (*pgx.Conn, error) {
-	url, from := d.url, "--database"
-	if url == "" {
-		for _, entry := range a.environ {
-			if value, ok := strings.CutPrefix(entry, config.ConsumerDatabaseEnv+"="); ok {
-				url, from = value, config.ConsumerDatabaseEnv
-			}
-		}
-	}
-	if url == "" {
-		from = "postgres.url"
-	}
+	var urls []string
 	if d.url != "" {
-		a.repeat = append(a.repeat, "--database="+finding.Word(config.HidePasswords(d.url)))
+		urls = []string{d.url}
 	}
+	target := a.consumerTargets(cfg, urls)[0]
 	if d.schema != "" {
 		a.repeat = append(a.repeat, "--schema="+finding.Word(d.schema))
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	// the search_path is the role's
-	target := postgres.Target{Setting: from, URL: cmp.Or(url, cfg.Postgres.URL), Pooled: true}
 	defer progress.Wait(ctx, "waiting for the consumer's database: "+target.String())()
-	a.where.Consumers = target.String()
 	return target.Connect(ctx, func(c *pgx.ConnConfig) {
 		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
 	})
+}
+
+// consumerTargets are the databases of consumers that --database names, or the default one.
+func (a *App) consumerTargets(cfg config.Config, urls []string) (all []postgres.Target) {
+	from := "--database"
+	for _, url := range urls {
+		a.repeat = append(a.repeat, "--database="+finding.Word(config.HidePasswords(url)))
+	}
+	if len(urls) == 0 {
+		urls, from = []string{cfg.Postgres.URL}, "postgres.url"
+		for _, entry := range a.environ {
+			if value, ok := strings.CutPrefix(entry, config.ConsumerDatabaseEnv+"="); ok && value != "" {
+				urls, from = []string{value}, config.ConsumerDatabaseEnv
+			}
+		}
+	}
+	var where []string
+	for _, url := range urls {
+		// the search_path is the role's
+		target := postgres.Target{Setting: from, URL: url, Pooled: true}
+		all, where = append(all, target), append(where, target.String())
+	}
+	a.where.Consumers = strings.Join(where, ", ")
+	return all
 }

@@ -92,6 +92,8 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 		Wanted  *layout  `json:"wanted"`
 		Barrier uint64   `json:"barrier"`
 
+		Created map[string]time.Time `json:"created"` // of the streams, by source
+
 		ReplayedTo uint64                    `json:"replayed_to"`
 		Marks      map[string]map[int]offset `json:"marks"` // by source and partition
 		Owner      string                    `json:"owner"`
@@ -106,8 +108,9 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 		return nil, fmt.Errorf("key %s of bucket %s: %w", name, b.kv.Bucket(), err)
 	}
 	d.lease = known.Lease
-	d.state = state{stream: known.Stream, filters: known.Filters, partitions: known.Layout.Partitions,
-		keying: known.Layout.Keying, replayedTo: known.ReplayedTo, owner: known.Owner}
+	d.state = state{stream: known.Stream, created: known.Created[live], filters: known.Filters,
+		partitions: known.Layout.Partitions, keying: known.Layout.Keying, replayedTo: known.ReplayedTo,
+		owner: known.Owner}
 	for p := range len(known.Marks[live]) {
 		m, ok := known.Marks[live][p]
 		if !ok {

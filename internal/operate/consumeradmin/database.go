@@ -66,10 +66,12 @@ func (d *database) load(ctx context.Context, q consumer.DB, name string, h hold)
 	var wantedKeying *string
 	var wantedPartitions *int
 	var barrier *int64
-	err := q.QueryRow(ctx, `SELECT stream, filters, keying, partitions, replayed_to, wanted_keying,
-		wanted_partitions, barrier FROM `+d.table("outflow_consumer")+` WHERE name = $1`+h.locking(claims), name).
-		Scan(&s.stream, &s.filters, &s.keying, &s.partitions, &replayedTo, &wantedKeying, &wantedPartitions,
-			&barrier)
+	var created *time.Time
+	err := q.QueryRow(ctx, `SELECT stream, stream_created, filters, keying, partitions, replayed_to,
+		wanted_keying, wanted_partitions, barrier FROM `+d.table("outflow_consumer")+
+		` WHERE name = $1`+h.locking(claims), name).
+		Scan(&s.stream, &created, &s.filters, &s.keying, &s.partitions, &replayedTo, &wantedKeying,
+			&wantedPartitions, &barrier)
 	if errors.Is(err, pgx.ErrNoRows) || missingTable(err) {
 		return nil, nil
 	}
@@ -77,6 +79,9 @@ func (d *database) load(ctx context.Context, q consumer.DB, name string, h hold)
 		return nil, d.failed("read consumer "+name, err)
 	}
 	s.replayedTo = uint64(replayedTo)
+	if created != nil {
+		s.created = *created
+	}
 	if err := d.loadMembers(ctx, q, name, s); err != nil {
 		return nil, d.failed("read the instances of consumer "+name, err)
 	}

@@ -27,6 +27,7 @@ type state struct {
 	partitions int
 	filters    []string
 	stream     string
+	created    time.Time // of the stream that the offsets are of; zero: not known
 	replayedTo uint64
 	offsets    []offset // live, by partition; none: it has read nothing yet
 

@@ -140,6 +140,15 @@ var streamChecks = []check{
 					c.MaxMsgs).Command = "nats stream edit " + c.Name + " --max-msgs=-1"
 			}
 		}},
+	{name: "stream.archive", needs: []source{srcStream}, about: (*Facts).isArchived,
+		run: func(f *Facts, r *reporter) {
+			if limits := f.Stream.Config.Limits.String(); limits != "" {
+				r.find("archive_limits", "stream %s has %s, and archive.url is set: messages may go that "+
+					"are not archived", f.Config.Stream, limits).Command = "nats stream edit " +
+					f.Config.Stream + " --max-age=0 --max-msgs=-1 --max-bytes=-1 --max-msgs-per-subject=-1"
+			}
+			r.ok("the stream removes nothing by itself")
+		}},
 	{name: "stream.subjects", needs: []source{srcStream}, about: (*Facts).hasStream,
 		run: func(f *Facts, r *reporter) {
 			if n := f.Stream.State.Subjects; n > manySubj {

@@ -86,6 +86,7 @@ func healthy(t *testing.T) *Facts {
 		Version string `json:"version"`
 		Host    string `json:"host"`
 	}{Version: "v1"}
+	f.Config.Archive.URL = "file:///archive"
 	f.Consumers[0].Config.Durable, f.Consumers[0].Config.Ack = "search", "explicit"
 	f.Consumers[0].Delivered.Stream, f.Consumers[0].AckFloor.Stream = 30, 30
 	f.Stream.Config.Name, f.Stream.Config.Replicas, f.Stream.Config.Storage = cfg.Stream, 3, "file"
@@ -324,6 +325,9 @@ var harm = []struct {
 	}},
 	{"stream.fill", "stream_filling", "error", func(f *Facts) {
 		f.Stream.Config.Discard, f.Stream.Config.MaxBytes, f.Stream.State.Bytes = "new", 100, 95
+	}},
+	{"stream.archive", "archive_limits", "warning", func(f *Facts) {
+		f.Stream.Config.MaxAge = time.Hour
 	}},
 	{"stream.subjects", "many_subjects", "warning", func(f *Facts) { f.Stream.State.Subjects = 1_000_001 }},
 	{"stream.clock", "clock_differs", "warning", func(f *Facts) { f.Stream.Clock = 3 * time.Second }},

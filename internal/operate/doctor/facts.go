@@ -186,6 +186,8 @@ func (f *Facts) hasSlot() bool {
 
 func (f *Facts) hasStream() bool { return f.Stream.Config.Name != "" }
 
+func (f *Facts) isArchived() bool { return f.hasStream() && f.Config.Archive.URL != "" }
+
 func (f *Facts) hasTable() bool { return f.Config.Source.Rows() && f.Layout != nil }
 
 // reader reads the facts.

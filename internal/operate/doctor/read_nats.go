@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -47,10 +48,8 @@ type AccountLimits struct {
 // Stream is what JetStream says of the stream.
 type Stream struct {
 	Config struct {
+		streamretain.Limits
 		Name     string `json:"name"`
-		MaxBytes int64  `json:"max_bytes"`
-		MaxMsgs  int64  `json:"max_msgs"`
-		Discard  string `json:"discard"`
 		Storage  string `json:"storage"`
 		Replicas int    `json:"num_replicas"`
 	} `json:"config"`

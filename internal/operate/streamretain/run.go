@@ -1,0 +1,316 @@
+// Package streamretain is `outflow stream`: it says, or does, what leaves the front of the stream. What may
+// go is decided in internal/lifecycle/streamretain; this package reads what that is decided from.
+//
+// It is internal to Outflow: its API may change at any time.
+package streamretain
+
+import (
+	"context"
+
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// Options say what to do.
+type Options struct {
+	Apply bool // do it; otherwise only say what would be done
+
+	// Readers returns everybody who reads the stream. Whom it does not know is not waited for.
+	Readers func(context.Context, *jsapi.Client) ([]streamretain.Reader, error)
+	Hit     func(point string) // called at points where tests kill the process; may be nil
+}
+
+// Report says what went, or would go, and what holds the rest. The JSON names are stable.
+type Report struct {
+	Stream  string `json:"stream"`
+	Applied bool   `json:"applied"`
+
+	// before anything went
+	First    uint64 `json:"first"`
+	Last     uint64 `json:"last"`
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"`
+
+	// All messages up to these sequences. Where no limit is set Wanted is 0.
+	Wanted uint64 `json:"wanted"`  // are beyond age, size or number
+	MayGo  uint64 `json:"may_go"`  // are needed by nobody
+	GoesTo uint64 `json:"goes_to"` // go; 0: none
+
+	Gone      uint64 `json:"gone"`       // so many messages go
+	GoneBytes uint64 `json:"gone_bytes"` // about so many bytes
+
+	Bounds []streamretain.Bound `json:"bounds"` // what each clause says, the one that holds the most first
+	Notes  []string             `json:"notes,omitempty"`
+}
+
+// Lines is the report in words.
+func (r *Report) Lines() []string {
+	lines := []string{fmt.Sprintf("stream %s has %d messages, %d to %d, %s", r.Stream, r.Messages, r.First,
+		r.Last, units.Size(r.Bytes))}
+	verb := "would go"
+	if r.Applied {
+		verb = "went"
+	}
+	if r.GoesTo > 0 {
+		lines = append(lines, fmt.Sprintf("%d to %d %s: %d messages, about %s", r.First, r.GoesTo, verb,
+			r.Gone, units.Size(r.GoneBytes)))
+	} else {
+		lines = append(lines, "no message "+verb)
+	}
+	for _, b := range r.Bounds {
+		held := ""
+		if b.UpTo < r.Wanted {
+			held = fmt.Sprintf("; %d to %d wait for it", max(b.UpTo+1, r.First), r.Wanted)
+		}
+		lines = append(lines, fmt.Sprintf("%v%s", b, held))
+	}
+	for _, note := range r.Notes {
+		lines = append(lines, "note: "+note)
+	}
+	return lines
+}
+
+// command is one run.
+type command struct {
+	cfg     config.Config
+	log     *slog.Logger
+	rule    streamretain.Config
+	o       Options
+	conn    *sink.Conn
+	js      jetstream.JetStream
+	store   archive.Store // nil: there is no archive
+	archive *archive.Archive
+}
+
+// askTimeout bounds each request that changes something, or that many others follow.
+const askTimeout = 30 * time.Second
+
+// Run plans or applies once. The report is nil only where nothing could be found out.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	r := cfg.Retain.Stream
+	c := &command{cfg: cfg, log: log, o: o, rule: streamretain.Config{
+		Archive: cfg.Archive.URL != "", Ignore: r.IgnoreConsumers}}
+	if cfg.Reorder.Mode == config.ModeGap {
+		c.rule.Memory = cfg.Reorder.Memory
+	}
+	if c.o.Hit == nil {
+		c.o.Hit = func(string) {}
+	}
+	if c.rule.Archive {
+		var err error
+		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
+			return nil, err
+		}
+		defer func() { _ = c.store.Close() }()
+	}
+	sc, err := wiring.Broker(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	if c.conn, err = wiring.Connect(ctx, cfg, sc); err != nil {
+		return nil, err
+	}
+	defer c.conn.Close()
+	defer wiring.WaitNATS(ctx, cfg)()
+	ctx, lost := conns.WhileConnected(ctx, c.conn)
+	rep, err := c.run(ctx)
+	return rep, lost(err)
+}
+
+func (c *command) run(ctx context.Context) (*Report, error) {
+	var err error
+	if c.js, err = c.conn.API().JetStream(); err != nil {
+		return nil, err
+	}
+	s, f, err := c.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Stream: c.cfg.Stream, First: s.State.First, Last: s.State.Last,
+		Messages: s.State.Messages, Bytes: s.State.Bytes, Bounds: streamretain.Bounds(&c.rule, f)}
+	r.MayGo = streamretain.MayGo(r.Bounds)
+	r.Notes = c.notes(s, f)
+	if r.Wanted, err = c.wanted(ctx, s, r.MayGo); err != nil {
+		return r, err
+	}
+	to := min(r.Wanted, r.MayGo)
+	if to < s.State.First || s.State.Messages == 0 {
+		r.Applied = c.o.Apply
+		return r, nil
+	}
+	if !c.o.Apply {
+		r.goes(to, s.State.Messages-min(s.State.Messages, s.State.Last-to))
+		return r, nil
+	}
+	return r, c.apply(ctx, r, s, to)
+}
+
+// goes notes that the messages up to a sequence go, so many.
+func (r *Report) goes(to, messages uint64) {
+	r.GoesTo, r.Gone = to, messages
+	r.GoneBytes = uint64(float64(r.Bytes) / float64(max(r.Messages, 1)) * float64(messages))
+}
+
+// apply lets the messages up to a sequence go, if the facts still say so right before.
+func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint64) error {
+	if c.archive != nil {
+		if err := c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First,
+			To: to}); err != nil {
+			return err
+		}
+	}
+	c.o.Hit("stream.verified")
+	s, f, err := c.read(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !s.Created.Equal(before.Created):
+		return c.anew(before, s)
+	}
+	r.Bounds = streamretain.Bounds(&c.rule, f)
+	r.MayGo = streamretain.MayGo(r.Bounds)
+	if to = min(to, r.MayGo); to < s.State.First {
+		r.Applied = true
+		return nil
+	}
+	c.o.Hit("stream.checked")
+	gone, err := c.purge(ctx, to)
+	if err != nil {
+		return fmt.Errorf("remove the messages of stream %s up to %d (where nobody answered, they may be "+
+			"gone; run it again): %w", c.cfg.Stream, to, err)
+	}
+	c.o.Hit("stream.purged")
+	r.Applied = true
+	r.goes(to, gone)
+	if s, err = c.stream(ctx); err == nil && !s.Created.Equal(before.Created) {
+		err = c.anew(before, s)
+	}
+	return err
+}
+
+// purge removes the messages up to a sequence, and returns how many there were.
+func (c *command) purge(ctx context.Context, upTo uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var answer struct {
+		jsapi.Answer
+		Purged uint64 `json:"purged"`
+	}
+	err := c.conn.API().Ask(ctx, "STREAM.PURGE."+c.cfg.Stream, map[string]uint64{"seq": upTo + 1}, &answer)
+	return answer.Purged, err
+}
+
+func (c *command) anew(before, now *stream) error {
+	return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated",
+		Message: fmt.Sprintf("stream %s was made anew while this ran: at %v, and before at %v", c.cfg.Stream,
+			now.Created.UTC().Format(time.RFC3339Nano), before.Created.UTC().Format(time.RFC3339Nano))}
+}
+
+// stream is what JetStream says of the stream.
+type stream struct {
+	Created time.Time           `json:"created"`
+	Now     time.Time           `json:"ts"`
+	Config  streamretain.Limits `json:"config"`
+	State   struct {
+		Messages uint64 `json:"messages"`
+		Bytes    uint64 `json:"bytes"`
+		First    uint64 `json:"first_seq"`
+		Last     uint64 `json:"last_seq"`
+		Deleted  uint64 `json:"num_deleted"` // between these
+	} `json:"state"`
+	Cluster *struct {
+		Leader string `json:"leader"`
+	} `json:"cluster"`
+}
+
+// stream reads the stream's state from its leader.
+func (c *command) stream(ctx context.Context) (*stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var info struct {
+		jsapi.Answer
+		stream
+	}
+	err := c.conn.API().Ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info)
+	switch {
+	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound):
+		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "stream_missing",
+			Message: fmt.Sprintf("stream %s does not exist", c.cfg.Stream)}
+	case err != nil:
+		return nil, err
+	case info.Cluster != nil && info.Cluster.Leader == "":
+		return nil, &outbox.Fault{Class: outbox.Transient, Code: "no_leader",
+			Message: fmt.Sprintf("stream %s has no leader", c.cfg.Stream)}
+	}
+	return &info.stream, nil
+}
+
+// read reads the facts. The stream comes last: at least what the record and the archive say is in it, and it
+// is still the stream that they are about.
+func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error) {
+	before, err := c.stream(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	f := &streamretain.Facts{Created: before.Created}
+	if c.store != nil {
+		folder := archive.FolderOf(c.cfg.Stream, before.Created)
+		if c.archive, err = archive.Load(ctx, c.store, folder, nil); err != nil {
+			return nil, nil, err
+		}
+		f.Archived = c.archive.Next() - 1
+	}
+	if f.Readers, err = c.o.Readers(ctx, c.conn.API()); err != nil {
+		return nil, nil, err
+	}
+	store := wiring.Store(c.cfg, c.conn)
+	if f.Record, _, err = store.Load(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := store.CheckAlone(ctx); err != nil {
+		return nil, nil, err
+	}
+	s, err := c.stream(ctx)
+	if err == nil && !s.Created.Equal(before.Created) {
+		err = c.anew(before, s)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	f.First, f.Last = s.State.First, s.State.Last
+	return s, f, nil
+}
+
+// notes says what is worth to be known beside the bounds.
+func (c *command) notes(s *stream, f *streamretain.Facts) (all []string) {
+	r := c.cfg.Retain.Stream
+	if r.Age == 0 && r.Size == 0 && r.Messages == 0 {
+		all = append(all, "none of retain.stream.age, size and messages is set: nothing goes")
+	}
+	for _, name := range r.IgnoreConsumers {
+		is := func(reader streamretain.Reader) bool { return reader.Name == name }
+		if i := slices.IndexFunc(f.Readers, is); i >= 0 {
+			all = append(all, fmt.Sprintf("consumer %s is not waited for "+
+				"(retain.stream.ignore_consumers): %s", name, f.Readers[i].Why))
+		}
+	}
+	if limits := s.Config.String(); c.rule.Archive && limits != "" {
+		all = append(all, fmt.Sprintf("the stream has %s: by that messages go that are not archived "+
+			"(archive_limits)", limits))
+	}
+	return all
+}
