@@ -38,6 +38,8 @@ func (a *App) Service() []*cobra.Command {
 		a.planCommand(),
 		a.partitionCommand(),
 		a.archiveCommand(),
+		a.streamCommand(),
+		a.maintainCommand(),
 		a.uninstallCommand(),
 		a.supportCommand(),
 		a.configCommand(),

@@ -271,8 +271,9 @@ func TestNobodyImportsTheProgram(t *testing.T) {
 // as conns or backfill.
 func TestCommandsDoNotImportEachOther(t *testing.T) {
 	t.Parallel()
-	commands := []string{"archive", "consumeradmin", "drain", "initialize", "inspect", "parked",
-		"partition", "plan", "repair", "replay", "snapshot", "status", "support", "tail", "uninstall"}
+	commands := []string{"archive", "consumeradmin", "drain", "initialize", "inspect", "maintain", "parked",
+		"partition", "plan", "repair", "replay", "snapshot", "status", "streamretain", "support", "tail",
+		"uninstall"}
 	all := list(t, "Imports")
 	for _, name := range commands {
 		of(t, all, "internal/operate/"+name)

@@ -53,6 +53,13 @@ func (r *retained) settle() {
 	r.AwaitConfirmed(r.Conn, harness.WALEnd(r.t, r.Conn))
 }
 
+// beat settles with a row of now.
+func (r *retained) beat() {
+	r.t.Helper()
+	settle(r.t, r.Installation)
+	r.counter++
+}
+
 // left are the partitions of the three days that still exist, attached or not.
 func (r *retained) left() string {
 	r.t.Helper()
@@ -96,26 +103,6 @@ func TestOldPartitionsGoWhenTheStreamHasThem(t *testing.T) {
 	r.MustStop(t)
 }
 
-// TestNothingGoesThatAnArchiveMayLack: with one, partitions are made and detached, and stay until they can be
-// compared with it.
-func TestNothingGoesThatAnArchiveMayLack(t *testing.T) {
-	t.Parallel()
-	r := newRetained(t, pgtest.Server(t), "archived", "ARCHIVE_URL=file://"+t.TempDir())
-	r.Init()
-	r.Start()
-	r.write(1, 10)
-	harness.AwaitMessages(t, r.JS, r.Stream, 10)
-	r.settle()
-	r.MustRun("partition", "apply") // detaches
-	r.settle()
-	r.MustContain("with an archive", r.MustRun("partition", "apply"), "the archive does not have it",
-		"archive.url is set")
-	if got := r.left(); got != "day_1 day_2 day_3" {
-		t.Fatalf("left: %s", got)
-	}
-	r.MustStop(t)
-}
-
 // TestRepairReadsPartitionsThatAreDetached: while they wait for their end, a repair finds their rows.
 func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
 	t.Parallel()
@@ -146,24 +133,58 @@ func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
 	r.MustStop(t)
 }
 
-// points are those at which outflow partition apply can be killed in this test.
-var points = []string{"made", "attached", "detaching", "detached", "sealing", "sealed", "durable", "compared",
-	"verified", "dropping", "dropped"}
+// points are those at which outflow partition apply can be killed in this test, archivePoints those that come
+// with an archive.
+var (
+	points = []string{"partition.made", "partition.attached", "partition.detaching", "partition.detached",
+		"partition.sealing", "partition.sealed", "partition.durable", "partition.compared",
+		"partition.verified", "partition.dropping", "partition.dropped"}
+	archivePoints = []string{"archive.begin", "archive.written", "archive.verified", "archive.manifest",
+		"partition.archived"}
+)
 
 // TestApplyKilledBetweenAnyTwoSteps: killed at each point, then run again, it ends where it would have ended.
 // Nothing is lost: no partition goes before its rows are in the stream, and none stays half done.
 func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
-	r := newRetained(t, pgtest.Server(t), "killed")
+	killed(t, newRetained(t, pgtest.Server(t), "killed"), points, "partition apply")
+}
+
+// TestArchiveAndApplyKilledBetweenAnyTwoSteps: with an archive, which is run before each apply.
+func TestArchiveAndApplyKilledBetweenAnyTwoSteps(t *testing.T) {
+	t.Parallel()
+	harness.SkipIfShort(t)
+	r := newRetained(t, pgtest.Server(t), "killedcold", "ARCHIVE_URL=file://"+t.TempDir())
+	killed(t, r, append(archivePoints, points...), "archive run --now", "partition apply")
+	r.MustRun("archive", "verify")
+}
+
+func killed(t *testing.T, r *retained, points []string, commands ...string) {
+	t.Helper()
 	r.Init()
 	r.Start()
+	r.MustRun("partition", "apply") // makes a partition of now
+	gone := func(when string) {
+		t.Helper()
+		harness.Eventually(t, when+" the partitions go", func() error {
+			r.beat()
+			for _, command := range commands {
+				r.MustRun(strings.Fields(command)...)
+			}
+			if got := r.left(); got != "" {
+				return fmt.Errorf("left: %s; %s", got, r.MustRun("partition", "plan"))
+			}
+			return nil
+		})
+	}
+	gone("at first")
 	rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(46,
-		1)) // 46 times 11 points are 506 kills
+		1)) // 46 times 11 points are 506 kills, 16 with an archive
 	kills := 0
-	for round := range rounds {
+	for range rounds {
 		for i, point := range points {
-			at := fmt.Sprintf("partition.%s:1", point)
+			at := point + ":1"
 			for day := 1; day <= 3; day++ { // as at the beginning
 				harness.Exec(t, r.Conn, fmt.Sprintf("CREATE TABLE IF NOT EXISTS day_%d PARTITION OF "+
 					"outbox FOR VALUES FROM ('2024-05-0%[1]d') TO ('2024-05-0%d')", day, day+1))
@@ -177,29 +198,22 @@ func TestApplyKilledBetweenAnyTwoSteps(t *testing.T) {
 			r.write(1+i%3, 5)
 			harness.AwaitMessages(t, r.JS, r.Stream, r.counter)
 			r.Set("FAILPOINT=" + at)
-			killed := false
-			for try := 0; try < 4 && !killed; try++ {
-				cmd := exec.CommandContext(t.Context(), harness.Program(r.Env), "partition", "apply")
+			try := 0
+			harness.Eventually(t, "a command comes to "+point, func() error {
+				command := commands[try%len(commands)]
+				try++
+				cmd := exec.CommandContext(t.Context(), harness.Program(r.Env), strings.Fields(command)...)
 				cmd.Env = r.Env
 				out, err := cmd.CombinedOutput()
-				if killed = err != nil && strings.Contains(err.Error(), "killed"); !killed && err != nil {
-					t.Fatalf("%s: %v\n%s", at, err, out)
+				if err != nil && strings.Contains(err.Error(), "killed") {
+					return nil
 				}
-				r.settle()
-			}
-			r.Env = r.Env[:len(r.Env)-1]
-			if !killed {
-				t.Errorf("round %d: it never came to %s", round, at)
-				continue
-			}
+				r.beat()
+				return fmt.Errorf("%s: %v\n%s", command, err, out)
+			})
 			kills++
-			for try := 0; try < 3 && r.left() != ""; try++ {
-				r.settle()
-				r.MustRun("partition", "apply")
-			}
-			if got := r.left(); got != "" {
-				t.Fatalf("after %s: left: %s; %s", at, got, r.MustRun("partition", "plan"))
-			}
+			r.Env = r.Env[:len(r.Env)-1]
+			gone("after " + at)
 			rest := harness.Value[[]string](t, r.Conn, "SELECT array_agg(DISTINCT state) FROM "+
 				"outflow_partitions")
 			slices.Sort(rest)

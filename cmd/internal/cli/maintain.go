@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	lifecycle "github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/archive"
+	"github.com/outflowhq/outflow/internal/operate/maintain"
+	"github.com/outflowhq/outflow/internal/operate/partition"
+	"github.com/outflowhq/outflow/internal/operate/streamretain"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+func (a *App) maintainCommand() *cobra.Command {
+	var once bool
+	var urls []string
+	cmd := a.configured(&cobra.Command{
+		Use:   "maintain",
+		Short: "Archive the stream, and keep outbox table and stream small, in a loop",
+		Long: `Does every maintain.every what outflow archive run does, if archive.url is set, what
+outflow partition apply does, and what outflow stream apply does, if retain.stream.age, size or messages is
+set. While another maintain of the same slot is at work it stands by, and goes on when that is gone. A part
+that fails does not stop the others, and is tried again. See docs/retention.md.
+
+SIGTERM or SIGINT stop it between two steps. It may be killed at any point.
+
+With --once each part is run once, as from cron.
+
+Exit code 0 after a signal, 2 for a wrong option, 3 if the set-up cannot work; with --once that of the part
+that fared worst, as the commands of the parts have them.`,
+		Example: "  outflow maintain --config outflow.yaml\n  outflow maintain --once",
+	}, func(ctx context.Context, cfg config.Config) error {
+		c, err := a.maintenance(cfg, urls)
+		if err != nil {
+			return err
+		}
+		if once {
+			return maintain.Once(ctx, c)
+		}
+		c.Log.Info("outflow maintain started", "every", c.Every, "postgres", a.where.Postgres,
+			"nats", a.where.NATS)
+		if err := maintain.Run(ctx, c); !maintain.Ended(ctx, err) {
+			return err
+		}
+		c.Log.Info("outflow maintain stopped")
+		return nil
+	})
+	cmd.Flags().BoolVar(&once, "once", false, "run each part once and end")
+	consumerDatabases(cmd.Flags(), &urls)
+	return cmd
+}
+
+// maintenance are the parts that there are by the settings.
+func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, error) {
+	log := newLogger(a.Stderr, cfg).With("slot", cfg.Slot, "stream", cfg.Stream)
+	hit := func(string) {}
+	if a.faults != nil {
+		hit = a.faults.Hit
+	}
+	c := maintain.Config{Every: cfg.Maintain.Every, Log: log, Slot: cfg.Slot,
+		Connect: func(ctx context.Context) (*pgx.Conn, error) {
+			defer wiring.WaitPostgres(ctx, cfg)()
+			return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}.Connect(ctx)
+		}}
+	if cfg.Archive.URL != "" {
+		c.Parts = append(c.Parts, maintain.Part{Name: "archive", Run: func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
+			defer cancel()
+			report, err := archive.Run(ctx, cfg, log, archive.Options{Hit: hit})
+			if report != nil {
+				for _, s := range report.Segments {
+					log.Info("archived", "segment", s.String())
+				}
+			}
+			return err
+		}})
+	}
+	if cfg.Source.Rows() {
+		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
+			defer cancel()
+			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, Hit: hit,
+				Step: func(s lifecycle.Step) {
+					if s.Done() {
+						log.Info("done", "step", s.String())
+					}
+				}})
+			return err
+		}})
+	}
+	if r := cfg.Retain.Stream; r.Age > 0 || r.Size > 0 || r.Messages > 0 {
+		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, streamTimeout)
+			defer cancel()
+			report, err := streamretain.Run(ctx, cfg, log, a.streamOptions(cfg, urls, true))
+			if report != nil && report.Applied && report.Gone > 0 {
+				log.Info("removed from the stream", "messages", report.Gone, "up_to", report.GoesTo)
+			}
+			return err
+		}})
+	}
+	if len(c.Parts) == 0 {
+		return c, &outbox.Fault{Class: outbox.Usage,
+			Message: fmt.Sprintf("source is %v, and neither archive.url nor retain.stream.* is set",
+				cfg.Source),
+			Hint: "There is nothing to maintain"}
+	}
+	return c, nil
+}

@@ -1,0 +1,226 @@
+// Package maintain is the loop of `outflow maintain`: the parts that keep table and stream small, one after
+// the other, again and again, by one process of several.
+//
+// It is internal to Outflow: its API may change at any time.
+package maintain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// Part is what is done in a round.
+type Part struct {
+	Name string
+	Run  func(context.Context) error
+}
+
+// Config says what to do, and how often.
+type Config struct {
+	Parts []Part // in this order
+	Every time.Duration
+	Slot  string // of which only one does it
+	Log   *slog.Logger
+	// Connect connects to the database, where the lock is that keeps two of them apart.
+	Connect func(context.Context) (*pgx.Conn, error)
+}
+
+const (
+	firstPause = time.Second      // before a part that failed for a moment is tried again
+	lookAgain  = time.Second      // so often one that stands by looks whether the other one is gone
+	answer     = 30 * time.Second // how long PostgreSQL may take to say who has the lock
+	remind     = 10 * time.Minute // so often it is said again that a part fails in the same way
+	advisory   = 0x6f75746d       // the class of the lock; its object is the slot
+)
+
+// Once runs each part once, whether another process is at it or not, and returns the error that somebody has
+// to decide about, else the first one.
+func Once(ctx context.Context, c Config) error {
+	var worst error
+	for _, p := range c.Parts {
+		err := p.Run(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			c.Log.Error("part failed", "part", p.Name, "err", err)
+		}
+		if worst == nil || gap(err) && !gap(worst) {
+			worst = err
+		}
+	}
+	return worst
+}
+
+func gap(err error) bool {
+	f := outbox.FaultOf(err)
+	return f != nil && f.Class == outbox.Gap
+}
+
+// state is how a part fares.
+type state struct {
+	Part
+	due   time.Time     // when it is run next
+	pause time.Duration // 0: it did not fail the last time
+	since time.Time     // when it began to fail
+	said  time.Time     // when that was last said
+	what  string        // that it was said of
+}
+
+// Run runs the parts until the context ends, while this process has the lock. An error of a part does not
+// stop the others. What may pass is tried again soon, everything else after Every.
+func Run(ctx context.Context, c Config) error {
+	parts := make([]*state, len(c.Parts))
+	for i, p := range c.Parts {
+		parts[i] = &state{Part: p}
+	}
+	l := lock{c: c}
+	defer l.close()
+	for {
+		if err := l.hold(ctx); err != nil {
+			return err
+		}
+		next := time.Now().Add(c.Every)
+		for _, p := range parts {
+			if !time.Now().Before(p.due) {
+				c.round(ctx, p)
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if p.due.Before(next) {
+				next = p.due
+			}
+		}
+		if err := sleep(ctx, time.Until(next)); err != nil {
+			return err
+		}
+	}
+}
+
+// round runs a part and says what became of it, but the same failure only once in a while.
+func (c *Config) round(ctx context.Context, p *state) {
+	err := p.Run(ctx)
+	now := time.Now()
+	p.due = now.Add(c.Every)
+	switch f := outbox.FaultOf(err); {
+	case ctx.Err() != nil:
+	case err == nil:
+		if p.pause > 0 {
+			c.Log.Info("part works again", "part", p.Name, "failed_since", p.since)
+		}
+		p.pause, p.what = 0, ""
+	default:
+		if p.pause == 0 {
+			p.since = now
+		}
+		p.pause = min(max(firstPause, 2*p.pause), c.Every)
+		what := err.Error()
+		if f != nil {
+			what = f.Code
+		}
+		if f == nil || f.Class == outbox.Transient {
+			p.due = now.Add(p.pause)
+		}
+		if what != p.what || now.Sub(p.said) >= remind {
+			c.Log.Error("part failed, and is tried again", "part", p.Name, "err", err,
+				"failing_since", p.since)
+			p.what, p.said = what, now
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// lock is an advisory lock, held by a connection of its own. It keeps two processes from doing the same work,
+// and nothing depends on it: what must not be done twice is guarded where it is done.
+type lock struct {
+	c       Config
+	conn    *pgx.Conn // nil: there is none
+	held    bool
+	standby bool // that is said
+	said    string
+}
+
+// hold returns when this process has the lock.
+func (l *lock) hold(ctx context.Context) error {
+	for pause := lookAgain; ; {
+		err := l.try(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err == nil && l.held:
+			if l.standby {
+				l.c.Log.Info("the other one is gone: this one goes on")
+			}
+			l.standby, l.said = false, ""
+			return nil
+		case err == nil:
+			if !l.standby {
+				l.c.Log.Info("another outflow maintain is at work: standing by", "slot", l.c.Slot)
+			}
+			l.standby, pause = true, lookAgain
+		default:
+			l.close()
+			f := outbox.FaultOf(err)
+			if f != nil && f.Class != outbox.Transient && l.said == "" && !l.standby {
+				return err // the set-up can't work
+			}
+			if err.Error() != l.said {
+				l.c.Log.Error("PostgreSQL can't be reached: nothing is done", "err", err)
+				l.said = err.Error()
+			}
+			pause = min(2*pause, max(l.c.Every, lookAgain))
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// try takes the lock, or looks whether the connection that has it is still there.
+func (l *lock) try(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, answer)
+	defer cancel()
+	if l.conn == nil {
+		if l.conn, err = l.c.Connect(ctx); err != nil {
+			l.conn = nil
+			return err
+		}
+	}
+	sql := "SELECT pg_try_advisory_lock($1::int, hashtext($2))"
+	if l.held {
+		sql = "SELECT $1::int IS NOT NULL AND $2::text IS NOT NULL"
+	}
+	if err := l.conn.QueryRow(ctx, sql, int32(advisory), l.c.Slot).Scan(&l.held); err != nil {
+		return fmt.Errorf("take the advisory lock of outflow maintain: %w", err)
+	}
+	return nil
+}
+
+func (l *lock) close() {
+	if l.conn != nil {
+		postgres.Close(l.conn)
+	}
+	l.conn, l.held = nil, false
+}
+
+// Ended reports whether an error only says that the context has ended.
+func Ended(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, ctx.Err())
+}
