@@ -96,10 +96,11 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 		}})
 	}
 	if r := cfg.Retain.Stream; r.Age > 0 || r.Size > 0 || r.Messages > 0 {
+		o := a.streamOptions(cfg, urls, true)
 		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 			defer cancel()
-			report, err := streamretain.Run(ctx, cfg, log, a.streamOptions(cfg, urls, true))
+			report, err := streamretain.Run(ctx, cfg, log, o)
 			if report != nil && report.Applied && report.Gone > 0 {
 				log.Info("removed from the stream", "messages", report.Gone, "up_to", report.GoesTo)
 			}
