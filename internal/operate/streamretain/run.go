@@ -6,7 +6,6 @@ package streamretain
 
 import (
 	"context"
-
 	"fmt"
 	"log/slog"
 	"slices"
@@ -32,6 +31,8 @@ type Options struct {
 	// Readers returns everybody who reads the stream. Whom it does not know is not waited for.
 	Readers func(context.Context, *jsapi.Client) ([]streamretain.Reader, error)
 	Hit     func(point string) // called at points where tests kill the process; may be nil
+
+	now func() time.Time // nil: the machine's clock
 }
 
 // Report says what went, or would go, and what holds the rest. The JSON names are stable.
@@ -110,6 +111,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if c.o.Hit == nil {
 		c.o.Hit = func(string) {}
 	}
+	if c.o.now == nil {
+		c.o.now = time.Now
+	}
 	if c.rule.Archive {
 		var err error
 		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
@@ -165,6 +169,13 @@ func (r *Report) goes(to, messages uint64) {
 	r.GoneBytes = uint64(float64(r.Bytes) / float64(max(r.Messages, 1)) * float64(messages))
 }
 
+// The facts may be so old when messages go; they are read so often before that is given up. A process may
+// sleep between the two for as long as somebody stops it.
+const (
+	stale = time.Minute
+	reads = 3
+)
+
 // apply lets the messages up to a sequence go, if the facts still say so right before.
 func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint64) error {
 	if c.archive != nil {
@@ -174,20 +185,31 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 		}
 	}
 	c.o.Hit("stream.verified")
-	s, f, err := c.read(ctx)
-	switch {
-	case err != nil:
-		return err
-	case !s.Created.Equal(before.Created):
-		return c.anew(before, s)
+	var s *stream
+	for attempt := 1; ; attempt++ {
+		read := c.o.now()
+		var f *streamretain.Facts
+		var err error
+		if s, f, err = c.read(ctx); err != nil {
+			return err
+		}
+		if !s.Created.Equal(before.Created) {
+			return c.anew(before, s)
+		}
+		r.Bounds = streamretain.Bounds(&c.rule, f)
+		r.MayGo = streamretain.MayGo(r.Bounds)
+		if to = min(to, r.MayGo); to < s.State.First {
+			r.Applied = true
+			return nil
+		}
+		c.o.Hit("stream.checked")
+		if took := c.o.now().Sub(read); took <= stale {
+			break
+		} else if attempt == reads {
+			return fmt.Errorf("what stream %s, its record, archive and consumers say was read %v ago, more "+
+				"than %v: nothing was removed: run it again", c.cfg.Stream, took.Round(time.Second), stale)
+		}
 	}
-	r.Bounds = streamretain.Bounds(&c.rule, f)
-	r.MayGo = streamretain.MayGo(r.Bounds)
-	if to = min(to, r.MayGo); to < s.State.First {
-		r.Applied = true
-		return nil
-	}
-	c.o.Hit("stream.checked")
 	gone, err := c.purge(ctx, to)
 	if err != nil {
 		return fmt.Errorf("remove the messages of stream %s up to %d (where nobody answered, they may be "+

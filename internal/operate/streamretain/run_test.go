@@ -494,6 +494,33 @@ func TestTheFactsAreReadAgain(t *testing.T) {
 	w.goes(0, "the checkpoint record is of another stream")
 }
 
+// TestAnApplyThatSleptReadsTheFactsAgain: a process that somebody stopped right before the purge must not go by
+// what was true then, and one that never gets that far in time removes nothing.
+func TestAnApplyThatSleptReadsTheFactsAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	url := w.database()
+	w.publish(50)
+	w.confirm(50)
+	w.stored(url, "public", "texts", 40)
+	var slept time.Duration
+	w.o.now = func() time.Time { return time.Now().Add(slept) }
+	w.o.Hit = func(point string) {
+		if point == "stream.checked" && slept == 0 {
+			slept = time.Hour
+			w.stored(url, "public", "texts", 10)
+		}
+	}
+	if r, err := w.run(true); err != nil || r.GoesTo != 9 || w.first() != 10 {
+		t.Fatalf("%+v, %v, and the stream begins at %d", r, err, w.first())
+	}
+	w.stored(url, "public", "texts", 40)
+	w.o.Hit = func(string) { slept += time.Hour }
+	if r, err := w.run(true); err == nil || r.GoesTo != 0 || w.first() != 10 {
+		t.Fatalf("%+v, %v, and the stream begins at %d", r, err, w.first())
+	}
+}
+
 // TestAKillAtAnyStepLosesNothing: killed at each point and run again, the same has gone as without a kill.
 func TestAKillAtAnyStepLosesNothing(t *testing.T) {
 	t.Parallel()
