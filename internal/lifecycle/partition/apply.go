@@ -148,9 +148,15 @@ func (m *Manager) end(ctx context.Context) {
 	_, _ = m.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
 }
 
+// idleTimeout is how long a transaction waits for this process, which reads stream and archive within it, or
+// may have been stopped: its locks keep everybody from the partition.
+const idleTimeout = 5 * time.Minute
+
 // inTx runs do in a transaction.
 func (m *Manager) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
-	return pgx.BeginFunc(ctx, m.conn, do)
+	begin := fmt.Sprintf("BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d",
+		cmp.Or(m.cfg.IdleTimeout, idleTimeout).Milliseconds())
+	return pgx.BeginTxFunc(ctx, m.conn, pgx.TxOptions{BeginQuery: begin}, do)
 }
 
 // retry runs do until it gets its locks.

@@ -638,6 +638,31 @@ func TestTheDropVerifiesAgain(t *testing.T) {
 	}
 }
 
+// TestAStoppedDropLetsItsLockGo: PostgreSQL ends the transaction of a process that is stopped in the middle of
+// a drop, so that a repair can read the partition.
+func TestAStoppedDropLetsItsLockGo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.cfg.IdleTimeout = 100 * time.Millisecond
+	w.o.Hit = func(point string) {
+		if point == "partition.dropping" {
+			if n := w.Text("SELECT count(*)::text FROM outbox_0"); n != "5" { // it waits for the lock
+				t.Errorf("%s rows", n)
+			}
+		}
+	}
+	if steps, err := w.try(); err == nil || !w.exists(0) {
+		t.Fatalf("%+v, %v", steps, err)
+	}
+	w.cfg.IdleTimeout, w.o.Hit = 0, nil
+	if steps := w.apply(); w.exists(0) {
+		t.Errorf("it stays: %+v", steps)
+	}
+}
+
 // TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts: rows can't be compared, so after stream or cluster were
 // made anew nothing shows that they are published.
 func TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts(t *testing.T) {
