@@ -273,9 +273,6 @@ func TestALoginIsReadFromItsFiles(t *testing.T) {
 
 // A process that runs reads its files again: it must not wait for a pipe that somebody put in their place.
 func TestAPipeInPlaceOfAFileIsNotWaitedFor(t *testing.T) {
-	was := readTimeout
-	t.Cleanup(func() { readTimeout = was })
-	readTimeout = time.Millisecond
 	name := filepath.Join(t.TempDir(), "outflow.yaml")
 	must.Succeed(t, syscall.Mkfifo(name, 0o600))
 	if _, err := Load(Args{"config": name}, nil); err == nil ||
@@ -285,6 +282,9 @@ func TestAPipeInPlaceOfAFileIsNotWaitedFor(t *testing.T) {
 	pipe, err := os.OpenFile(name, os.O_RDWR, 0)
 	must.Succeed(t, err)
 	defer pipe.Close()
+	was := readTimeout
+	t.Cleanup(func() { readTimeout = was })
+	readTimeout = time.Millisecond
 	if _, err := Load(Args{"config": name}, nil); err == nil || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("somebody has opened it, and writes nothing: %v", err)
 	}
