@@ -638,8 +638,8 @@ func TestTheDropVerifiesAgain(t *testing.T) {
 	}
 }
 
-// TestAStoppedDropLetsItsLockGo: PostgreSQL ends the transaction of a process that is stopped in the middle of
-// a drop, so that a repair can read the partition.
+// TestAStoppedDropLetsItsLockGo: PostgreSQL ends the transaction of a process that is stopped in the middle
+// of a drop, so that a repair can read the partition.
 func TestAStoppedDropLetsItsLockGo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)

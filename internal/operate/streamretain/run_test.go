@@ -494,8 +494,8 @@ func TestTheFactsAreReadAgain(t *testing.T) {
 	w.goes(0, "the checkpoint record is of another stream")
 }
 
-// TestAnApplyThatSleptReadsTheFactsAgain: a process that somebody stopped right before the purge must not go by
-// what was true then, and one that never gets that far in time removes nothing.
+// TestAnApplyThatSleptReadsTheFactsAgain: a process that somebody stopped right before the purge must not go
+// by what was true then, and one that never gets that far in time removes nothing.
 func TestAnApplyThatSleptReadsTheFactsAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, natstest.Server(t).URL(), 1)
