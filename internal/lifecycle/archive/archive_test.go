@@ -3,6 +3,7 @@ package archive
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -374,4 +375,36 @@ func FuzzObject(f *testing.F) {
 		}
 		_, _ = parseManifest(object)
 	})
+}
+
+// TestASegmentEndsBeforeItGetsTooLarge: whatever is in it, its manifest can be read back, and is written in
+// one request.
+func TestASegmentEndsBeforeItGetsTooLarge(t *testing.T) {
+	t.Parallel()
+	const first = 1 << 62 // as many digits as there are
+	s, err := newSegment(Manifest{Version: version, Stream: "S", First: first})
+	must.Succeed(t, err)
+	for n := range maxDocs - 1 {
+		s.docs[fmt.Sprintf("%016x", n)] = true
+	}
+	for s.next < first+2*(maxMissing-1) { // a message behind each
+		s.missing(s.next)
+		s.next, s.m.Count, s.m.Raw = s.next+1, s.m.Count+1, s.m.Raw+100
+	}
+	if s.Full() {
+		t.Error("another message would fit")
+	}
+	must.Succeed(t, s.Add(&Message{Seq: s.next + 1, Subject: "outbox.last"}))
+	m, _, err := s.finish()
+	must.Succeed(t, err)
+	text, err := json.Marshal(m)
+	must.Succeed(t, err)
+	if _, err := parseManifest(text); err != nil || !s.Full() || len(text) >= 16<<20 {
+		t.Errorf("it is full: %v, with a manifest of %d bytes: %v", s.Full(), len(text), err)
+	}
+	s, err = newSegment(Manifest{First: 1})
+	must.Succeed(t, err)
+	if s.m.Raw = maxRaw - maxLine; !s.Full() {
+		t.Error("another message, and its text would be too large to be read back")
+	}
 }

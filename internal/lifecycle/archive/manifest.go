@@ -62,7 +62,14 @@ const (
 	maxManifest = 64 << 20
 	maxObject   = 1 << 30
 	maxRaw      = 64 << 30
-	maxMissing  = 1 << 20 // ranges in a manifest
+)
+
+// A segment ends at so many documents, or ranges without a message. Its manifest stays below 16 MiB then, at
+// which the client of S3 would write it in several parts: not every server that honours If-None-Match does so
+// for those as well.
+const (
+	maxDocs    = 1 << 18
+	maxMissing = 1 << 17
 )
 
 // chained is the hash of what no erasure changes.

@@ -71,8 +71,10 @@ func (s *Segment) missing(to uint64) {
 	s.next = to + 1
 }
 
-// Full reports whether it must end for the size of its manifest.
-func (s *Segment) Full() bool { return len(s.docs) >= maxMissing || len(s.m.Missing) >= maxMissing }
+// Full reports whether it must end: its manifest, or its text, would get larger than what is read back.
+func (s *Segment) Full() bool {
+	return len(s.docs) >= maxDocs || len(s.m.Missing) >= maxMissing || s.m.Raw >= maxRaw-maxLine
+}
 
 // Add appends a message. Sequences that were passed over are missing.
 func (s *Segment) Add(msg *Message) error {
