@@ -172,7 +172,7 @@ func (l *lock) hold(ctx context.Context) error {
 			return nil
 		case err == nil:
 			if !l.standby {
-				l.c.Log.Info("another outflow maintain is at work: standing by", "slot", l.c.Slot)
+				l.c.Log.Info("another outflow maintain is at work: standing by")
 			}
 			l.standby, pause = true, lookAgain
 		default:
