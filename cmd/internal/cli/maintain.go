@@ -25,9 +25,10 @@ func (a *App) maintainCommand() *cobra.Command {
 		Use:   "maintain",
 		Short: "Archive the stream, and keep outbox table and stream small, in a loop",
 		Long: `Does every maintain.every what outflow archive run does, if archive.url is set, what
-outflow partition apply does, and what outflow stream apply does, if retain.stream.age, size or messages is
-set. While another maintain of the same slot is at work it stands by, and goes on when that is gone. A part
-that fails does not stop the others, and is tried again. See docs/retention.md.
+outflow partition apply does, if the table is partitioned or retain.table.method is delete, and what
+outflow stream apply does, if retain.stream.age, size or messages is set. While another maintain of the same
+slot is at work it stands by, and goes on when that is gone. A part that fails does not stop the others, and
+is tried again. See docs/retention.md.
 
 SIGTERM or SIGINT stop it between two steps. It may be killed at any point.
 
@@ -86,7 +87,7 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
-			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, Hit: hit,
+			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true, Hit: hit,
 				Step: func(s lifecycle.Step) {
 					if s.Done() {
 						log.Info("done", "step", s.String())

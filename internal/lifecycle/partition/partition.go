@@ -127,6 +127,9 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 	return m, nil
 }
 
+// Partitioned reports whether the table has partitions, of whatever kind.
+func (m *Manager) Partitioned() bool { return m.root.Strategy != "" }
+
 // Close closes the connection.
 func (m *Manager) Close() { postgres.Close(m.conn) }
 

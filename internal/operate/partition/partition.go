@@ -29,6 +29,7 @@ import (
 type Options struct {
 	Apply             bool  // do it; otherwise only say what would be done
 	AcceptUnpublished int64 // partitions with exactly so many rows that were never published may go
+	PlainStays        bool  // a table that is not partitioned is no error: nothing of it goes
 
 	Step func(partition.Step) // called after each step
 	Hit  func(point string)   // called at points where tests kill the process; may be nil
@@ -85,6 +86,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	}
 	defer m.Close()
 	rep := &Report{Table: l.Layout.Mapping.Table, Applied: o.Apply}
+	if o.PlainStays && !m.Partitioned() && cfg.Retain.Table.Method != config.RetainDelete {
+		rep.Notes = append(rep.Notes, "the table is not partitioned, and retain.table.method is partition: "+
+			"its rows stay")
+		return rep, nil
+	}
 	if l.Layout.ID == "" {
 		rep.Notes = append(rep.Notes, "there is no id column: rows can't be compared with the stream, and "+
 			"only the fence shows that they are published")

@@ -169,3 +169,23 @@ func TestMaintainOnceHasTheWorstExitCode(t *testing.T) {
 	}
 	f.MustStop(t)
 }
+
+// TestMaintainLeavesAPlainTableAlone: that is what init makes where nothing else is said, and nobody asked for
+// its rows to go.
+func TestMaintainLeavesAPlainTableAlone(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "plain",
+		"SINK_DURABLE_AFTER=0s", "ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s")
+	f.Init()
+	f.Start()
+	for range 3 {
+		settle(t, f)
+	}
+	f.MustRun("maintain", "--once")
+	f.MustContain("archive list", f.MustRun("archive", "list"), "1 to ")
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox"); n != 3 {
+		t.Errorf("%d rows are left", n)
+	}
+	f.MustFail(3, []string{"partition", "apply"}, "partition_key")
+	f.MustStop(t)
+}
