@@ -66,6 +66,8 @@ func TestNoPrintedConfigurationShowsASecret(t *testing.T) {
 		"token": {"nats.token": password},
 		"two logins": {"nats.token": password, "nats.url": "nats://s3cr3t@n", "nats.user": "u",
 			"nats.password": password},
+		"bucket":     {"archive.url": "s3://past?region=eu&endpoint=http://u:s3cr3t@h"},
+		"folder":     {"archive.url": "file://u:s3cr3t@h/past"},
 		"two tokens": {"nats.token": password, "nats.token_file": "f"},
 		"no user":    {"nats.password": password},
 		"impossible": {"postgres.url": "mysql://u:s3cr3t@h", "nats.url": "http://u:s3cr3t@n",

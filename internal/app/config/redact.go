@@ -14,7 +14,7 @@ const (
 	open        secrecy = iota
 	secret              // nothing
 	postgresKey         // a connection string without its passwords
-	natsKey             // a list of URLs without passwords and tokens
+	natsKey             // a URL, or a list of them, without passwords and tokens
 )
 
 func (s secrecy) show(text string) string {

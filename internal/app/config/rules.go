@@ -102,7 +102,8 @@ func postgresURL(s string) bool {
 	return strings.Contains(s, "=")
 }
 
-// archiveURL accepts the URL of a local folder, and "".
+// archiveURL accepts the URL of a local folder, that of a bucket, and "". Credentials have no place in it,
+// because it is shown.
 func archiveURL(s string) bool {
 	u, err := url.Parse(s)
 	switch {
@@ -111,7 +112,8 @@ func archiveURL(s string) bool {
 	case err != nil || u.Fragment != "" || u.User != nil:
 		return false
 	case u.Scheme == "s3":
-		return u.Host != "" && u.Path == ""
+		endpoint, err := url.Parse(u.Query().Get("endpoint"))
+		return u.Host != "" && u.Path == "" && err == nil && endpoint.User == nil
 	}
 	return u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == ""
 }
