@@ -37,6 +37,13 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfi
 	if err != nil {
 		return 0, err
 	}
+	// A stream that was put back from a backup and went on differently shows that where both have a message.
+	err = a.ReadRange(ctx, first.Seq, first.Seq+1, func(m *archive.Message) error {
+		return archive.SameAs(ctx, s.l.NATS.API(), s.r.cfg.Stream, m.Seq, m.Hash())
+	})
+	if err != nil {
+		return 0, err
+	}
 	next := uint64(1)
 	for first.Seq > next { // retention goes on while the archive is read
 		if next > 1 && a.Next() < first.Seq {

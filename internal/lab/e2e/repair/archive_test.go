@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -14,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 )
 
 // archived makes an installation that has archived at least so many messages, and is stopped. It has n rows,
@@ -65,6 +67,35 @@ func TestARepairReadsWhatIsArchived(t *testing.T) {
 	if _, stderr, code := f.Repair(); code != 3 || !strings.Contains(stderr, "1 messages of stream") ||
 		!strings.Contains(stderr, "repair_removed") {
 		t.Errorf("a message was removed from within: exit code %d, %s", code, stderr)
+	}
+}
+
+// TestAnArchiveOfAnotherPastIsNotRead: the stream was put back from a backup and went on differently. What the
+// archive has of its front is not what was there, so its events need not have been published.
+func TestAnArchiveOfAnotherPastIsNotRead(t *testing.T) {
+	t.Parallel()
+	f, s, n := archived(t, "otherpast", 20)
+	dir := t.TempDir()
+	store, err := archive.Open(t.Context(), "file://"+dir)
+	harness.Must(t, err)
+	a, err := archive.Load(t.Context(), store, archive.FolderOf(f.Stream, s.CachedInfo().Created), nil)
+	harness.Must(t, err)
+	segment, err := a.NewSegment()
+	harness.Must(t, err)
+	for seq := range uint64(n) {
+		m, err := s.GetMsg(t.Context(), seq+1)
+		harness.Must(t, err)
+		harness.Must(t, segment.Add(&archive.Message{Seq: m.Sequence, Time: m.Time.Add(time.Second),
+			Subject: m.Subject, Header: m.Header, Data: m.Data}))
+	}
+	harness.Must(t, a.Append(t.Context(), segment, 0))
+	harness.Must(t, store.Close())
+	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(11)))
+	f.DropSlot(t)
+	f.Set("ARCHIVE_URL=file://" + dir)
+	if r, stderr, code := f.Repair("--accept", "slot_missing"); code != 4 ||
+		!strings.Contains(stderr, "archive_differs") {
+		t.Errorf("exit code %d, %+v\n%s", code, r, stderr)
 	}
 }
 
