@@ -42,6 +42,10 @@ func FolderOf(stream string, created time.Time) string {
 type Archive struct {
 	Segments []*Manifest // ascending
 
+	// Erased returns the stream's sequences whose messages were erased. No segment comes into being that has
+	// one of them. nil: there are none.
+	Erased func(ctx context.Context) (outbox.Sequences, error)
+
 	store   Store
 	folder  string // with a slash at its end
 	stream  string
@@ -88,18 +92,14 @@ func (a *Archive) Refresh(ctx context.Context) error {
 		return err
 	}
 	for {
-		text, err := a.store.Read(ctx, a.manifestName(a.Next()), maxManifest)
+		m, err := a.manifest(ctx, names, a.Next())
 		if errors.Is(err, ErrMissing) {
 			break
 		}
 		if err != nil {
 			return err
 		}
-		m, err := parseManifest(text)
-		if err == nil {
-			err = a.follows(m)
-		}
-		if err != nil {
+		if err := a.follows(m); err != nil {
 			return a.damaged(a.manifestName(a.Next()), err)
 		}
 		a.Segments = append(a.Segments, m)
@@ -144,7 +144,7 @@ func (a *Archive) manifestName(first uint64) string {
 
 // ObjectName is the name of a segment's messages in the store.
 func (a *Archive) ObjectName(m *Manifest) string {
-	return fmt.Sprintf("%s%020d-%020d.jsonl.zst", a.folder, m.First, m.Last)
+	return fmt.Sprintf("%s%020d-%020d%s.jsonl.zst", a.folder, m.First, m.Last, suffix(m.Generation))
 }
 
 // Unfinished returns where a segment behind the chain ends whose messages were written and whose manifest was
@@ -199,25 +199,22 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) e
 	if err != nil {
 		return err
 	}
-	name := a.ObjectName(m)
 	a.hit("archive.begin")
-	switch err := a.store.Create(ctx, name, object); {
-	case err == nil:
-	case errors.Is(err, ErrExists):
-		// Another version of the library may have compressed the same messages to other bytes.
-		there, err := a.store.Read(ctx, name, maxObject)
-		if err != nil {
-			return err
-		}
-		m.Bytes, m.Object = int64(len(there)), sha256.Sum256(there)
-	default:
+	if err := a.unerased(ctx, s); err != nil {
 		return err
 	}
+	if err := a.create(ctx, m, object); err != nil {
+		return err
+	}
+	name := a.ObjectName(m)
 	a.hit("archive.written")
 	if err := a.Verify(ctx, m, nil); err != nil {
 		return err
 	}
 	a.hit("archive.verified")
+	if err := a.unerased(ctx, s); err != nil {
+		return errors.Join(err, a.store.Replace(ctx, name, emptyObject))
+	}
 	text, err := json.Marshal(m)
 	if err != nil {
 		return err
@@ -236,10 +233,56 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) e
 	return a.Refresh(ctx) // what is stored counts
 }
 
+// create writes the object of a segment that has no manifest yet, or finds it.
+func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error {
+	for {
+		name := a.ObjectName(m)
+		err := a.store.Create(ctx, name, object)
+		if !errors.Is(err, ErrExists) {
+			return err
+		}
+		there, err := a.store.Read(ctx, name, maxObject)
+		switch {
+		case err != nil:
+			return err
+		case !bytes.Equal(there, emptyObject):
+			// Another version of the library may have compressed the same messages to other bytes.
+			m.Bytes, m.Object = int64(len(there)), sha256.Sum256(there)
+			return nil
+		}
+		m.Generation++ // one with messages that were erased since was here
+	}
+}
+
 // Verify reads a segment whole and checks it against its manifest: the object's hash, each message's, their
-// sequences and their Merkle root. It calls f, if that is not nil, with each message; what f has seen is
-// right so far as each line has its hash and the object its own. An error of f ends it and is returned.
+// sequences and their Merkle root. It calls f, if that is not nil, with each message that was not erased;
+// what f has seen is right so far as each line has its hash and the object its own. An error of f ends it and
+// is returned.
 func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) error) error {
+	return a.read(ctx, m, func(msg *Message, _ Hash) error {
+		if f == nil || msg.erased != "" {
+			return nil
+		}
+		return f(msg)
+	})
+}
+
+// read is Verify with all lines. Where an erasure has replaced the object since the manifest was read, it
+// reads the one that is there now.
+func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) error) error {
+	for {
+		err := a.readAs(ctx, m, f)
+		if err == nil || !a.overtaken(ctx, m, err) {
+			return err
+		}
+		if m, err = a.current(ctx, m.First); err != nil {
+			return err
+		}
+	}
+}
+
+// readAs reads the object that the manifest says.
+func (a *Archive) readAs(ctx context.Context, m *Manifest, f func(*Message, Hash) error) error {
 	name := a.ObjectName(m)
 	object, err := a.store.Read(ctx, name, maxObject)
 	switch {
@@ -253,11 +296,8 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) erro
 		return a.damaged(name, errors.New("it does not have its hash: a bit was flipped, or it was replaced"))
 	}
 	var stop error
-	err = readObject(ctx, object, m, func(msg *Message) error {
-		if f == nil {
-			return nil
-		}
-		stop = f(msg)
+	err = readObject(ctx, object, m, func(msg *Message, h Hash) error {
+		stop = f(msg, h)
 		return stop
 	})
 	switch {
@@ -272,7 +312,7 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) erro
 }
 
 // readObject reads an object's messages and compares them with the manifest.
-func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message) error) error {
+func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message, Hash) error) error {
 	dec, err := zstd.NewReader(bytes.NewReader(object), zstd.WithDecoderConcurrency(1),
 		zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderMaxMemory(maxRaw))
 	if err != nil {
@@ -305,9 +345,12 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 		if msg.Seq != next {
 			return fmt.Errorf("message %d where %d was expected", msg.Seq, next)
 		}
+		if is := m.Erased.Has(msg.Seq); is != (msg.erased != "") {
+			return fmt.Errorf("message %d: by the manifest it was erased: %v", msg.Seq, is)
+		}
 		tree.add(h)
 		next, last = next+1, h
-		if err := f(msg); err != nil {
+		if err := f(msg, h); err != nil {
 			return err
 		}
 	}

@@ -370,7 +370,7 @@ func FuzzObject(f *testing.F) {
 			object = enc.EncodeAll(object, nil)
 		}
 		m := &Manifest{First: 1, Last: 3, Count: 3, Raw: 1 << 20}
-		if err := readObject(t.Context(), object, m, func(*Message) error { return nil }); err == nil {
+		if err := readObject(t.Context(), object, m, func(*Message, Hash) error { return nil }); err == nil {
 			t.Error("without the root of its messages")
 		}
 		_, _ = parseManifest(object)

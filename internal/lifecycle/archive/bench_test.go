@@ -56,7 +56,7 @@ func BenchmarkVerify(b *testing.B) {
 	m, object, err := segmentOf(b, recorded(b)).finish()
 	must.Succeed(b, err)
 	for b.Loop() {
-		must.Succeed(b, readObject(b.Context(), object, m, func(*Message) error { return nil }))
+		must.Succeed(b, readObject(b.Context(), object, m, func(*Message, Hash) error { return nil }))
 	}
 	b.ReportMetric(benchMessages*float64(b.N)/b.Elapsed().Seconds(), "events/s")
 }

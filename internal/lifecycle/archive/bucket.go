@@ -70,6 +70,13 @@ func (b *bucket) Create(ctx context.Context, name string, data []byte) error {
 	return named(name, err)
 }
 
+func (b *bucket) Replace(ctx context.Context, name string, data []byte) error {
+	ctx, done := ask(ctx, name)
+	defer done()
+	return named(name, b.b.WriteAll(ctx, name, data,
+		&blob.WriterOptions{ContentType: "application/octet-stream"}))
+}
+
 func (b *bucket) Read(ctx context.Context, name string, limit int64) (data []byte, err error) {
 	ctx, done := ask(ctx, name)
 	defer done()

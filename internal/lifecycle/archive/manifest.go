@@ -10,12 +10,10 @@ import (
 )
 
 // Range is a range of sequences, both ends included.
-type Range struct {
-	From uint64 `json:"from"`
-	To   uint64 `json:"to"`
-}
+type Range = outbox.SequenceRange
 
-// Manifest says what a segment holds. It is written once, after the segment was read back whole.
+// Manifest says what a segment holds. It is written once, after the segment was read back whole. An erasure
+// writes another one, of a greater generation, which takes its place.
 type Manifest struct {
 	Version int       `json:"v"`
 	Stream  string    `json:"stream"`
@@ -52,8 +50,23 @@ type Manifest struct {
 	Raw     int64    `json:"raw"`    // of its lines
 	Object  Hash     `json:"sha256"` // of the object
 	Docs    []string `json:"documents"`
-	Erasure []string `json:"erasures"`
+	Erasure []string `json:"erasures"` // the requests by which something of it was erased
+	// Erased are the sequences whose messages were erased: lines without content and, of the missing ones,
+	// those that were erased before they could be archived.
+	Erased outbox.Sequences `json:"erased,omitempty"`
+	// Generation is that of the object, by which it is named; 0: the first one.
+	Generation int `json:"generation,omitempty"`
+	// Replaced: this manifest has nothing, one of a greater generation took its place.
+	Replaced bool `json:"replaced,omitempty"`
+
+	named int // the generation in its name: an object may have to be of a later one, see Archive.create
 }
+
+// Holes are the sequences of the segment that there is nothing to read of.
+func (m *Manifest) Holes() outbox.Sequences { return outbox.Sequences(m.Missing).With(m.Erased...) }
+
+// Readable is how many messages can be read.
+func (m *Manifest) Readable() uint64 { return m.Last - m.First + 1 - m.Holes().Count() }
 
 const version = 1
 
@@ -62,6 +75,8 @@ const (
 	maxManifest = 64 << 20
 	maxObject   = 1 << 30
 	maxRaw      = 64 << 30
+
+	maxGeneration = 999_999
 )
 
 // A segment ends at so many documents, or ranges without a message. Its manifest stays below 16 MiB then, at
@@ -76,6 +91,7 @@ const (
 func (m *Manifest) chained() (Hash, error) {
 	c := *m
 	c.Chain, c.Bytes, c.Raw, c.Object, c.Docs, c.Erasure = Hash{}, 0, 0, Hash{}, nil, nil
+	c.Erased, c.Generation, c.Replaced = nil, 0, false
 	text, err := json.Marshal(&c)
 	return sha256.Sum256(text), err
 }
@@ -88,6 +104,9 @@ func parseManifest(text []byte) (*Manifest, error) {
 	}
 	if m.Version != version {
 		return nil, fmt.Errorf("version %d is not known", m.Version)
+	}
+	if m.Replaced {
+		return m, nil
 	}
 	sum, err := m.chained()
 	switch {
@@ -110,6 +129,16 @@ func parseManifest(text []byte) (*Manifest, error) {
 	}
 	if m.Count != m.Last-m.First+1-missing {
 		return nil, fmt.Errorf("%d messages in %d to %d, with %d missing", m.Count, m.First, m.Last, missing)
+	}
+	next = m.First
+	for _, r := range m.Erased {
+		if r.From < next || r.To < r.From || r.To > m.Last {
+			return nil, fmt.Errorf("erased are %d to %d of %d to %d", r.From, r.To, m.First, m.Last)
+		}
+		next = r.To + 2
+	}
+	if m.Generation < 0 || m.Generation > maxGeneration {
+		return nil, fmt.Errorf("generation %d", m.Generation)
 	}
 	return m, nil
 }

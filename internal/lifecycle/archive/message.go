@@ -24,6 +24,8 @@ type Message struct {
 	Subject string
 	Header  nats.Header
 	Data    []byte
+
+	erased string // the request by which it was erased; of the rest there is only Seq then
 }
 
 // Hash is a SHA-256; in JSON it is in hexadecimal.
@@ -103,6 +105,15 @@ type line struct {
 	Data        *string     `json:"data,omitempty"`
 	DataRaw     []byte      `json:"data_base64,omitempty"`
 	MessageHash Hash        `json:"h"`
+	Erased      string      `json:"erased,omitempty"` // see erasedLine
+}
+
+// erasedLine is what is left of a message that was erased: the hash that it had, by which the segment's root
+// and the chain hold as before.
+type erasedLine struct {
+	Seq         uint64 `json:"seq"`
+	Erased      string `json:"erased"` // the request
+	MessageHash Hash   `json:"h"`
 }
 
 // maxLine is the longest line. NATS has messages of 64 MiB at most, of which each byte may take six.
@@ -125,9 +136,13 @@ func appendLine(b *bytes.Buffer, m *Message) (Hash, error) {
 	} else {
 		l.DataRaw = m.Data
 	}
+	return l.MessageHash, encodeLine(b, &l)
+}
+
+func encodeLine(b *bytes.Buffer, line any) error {
 	e := json.NewEncoder(b)
 	e.SetEscapeHTML(false)
-	return l.MessageHash, e.Encode(&l)
+	return e.Encode(line)
 }
 
 // parseLine reads a line without its end, and checks its hash.
@@ -135,6 +150,12 @@ func parseLine(text []byte) (*Message, Hash, error) {
 	var l line
 	if err := json.Unmarshal(text, &l); err != nil {
 		return nil, Hash{}, fmt.Errorf("a line that can't be read: %w", err)
+	}
+	if l.Erased != "" {
+		if l.Subject != "" || l.Data != nil || l.DataRaw != nil || l.Headers != nil || l.HeadersRaw != nil {
+			return nil, Hash{}, fmt.Errorf("the line of message %d is erased, and has content", l.Seq)
+		}
+		return &Message{Seq: l.Seq, erased: l.Erased}, l.MessageHash, nil
 	}
 	m := &Message{Seq: l.Seq, Time: l.Time, Subject: l.Subject, Header: l.Headers, Data: l.DataRaw}
 	if l.Data != nil {

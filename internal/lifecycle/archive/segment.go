@@ -62,12 +62,12 @@ func (s *Segment) Next() uint64 { return s.next }
 // Gap notes that the sequences up to one were lost before they could be archived, and that this is accepted.
 // A message has to follow.
 func (s *Segment) Gap(to uint64) {
-	s.m.Gaps = append(s.m.Gaps, Range{s.next, to})
+	s.m.Gaps = append(s.m.Gaps, Range{From: s.next, To: to})
 	s.missing(to)
 }
 
 func (s *Segment) missing(to uint64) {
-	s.m.Missing = append(s.m.Missing, Range{s.next, to})
+	s.m.Missing = append(s.m.Missing, Range{From: s.next, To: to})
 	s.next = to + 1
 }
 
@@ -76,27 +76,25 @@ func (s *Segment) Full() bool {
 	return len(s.docs) >= maxDocs || len(s.m.Missing) >= maxMissing || s.m.Raw >= maxRaw-maxLine
 }
 
+// Erased notes sequences that have no message because it was erased before it could be archived. A message
+// has to follow.
+func (s *Segment) Erased(ranges ...Range) { s.m.Erased = s.m.Erased.With(ranges...) }
+
+// holds returns the messages of a set that are in it.
+func (s *Segment) holds(set outbox.Sequences) (all outbox.Sequences) {
+	for _, r := range set.Within(s.m.First, s.m.Last) {
+		all = append(all, outbox.Sequences(s.m.Missing).Lacking(r.From, r.To)...)
+	}
+	return all
+}
+
 // Add appends a message. Sequences that were passed over are missing.
 func (s *Segment) Add(msg *Message) error {
-	if msg.Seq < s.next {
-		return fmt.Errorf("message %d behind %d", msg.Seq, s.next-1)
-	}
-	if msg.Seq > s.next {
-		s.missing(msg.Seq - 1)
-	}
-	before := s.frame.Len()
-	h, err := appendLine(&s.frame, msg)
+	err := s.append(msg.Seq, msg.Time.UTC(), func() (Hash, error) { return appendLine(&s.frame, msg) })
 	if err != nil {
 		return err
 	}
-	s.m.Raw += int64(s.frame.Len() - before)
-	s.tree.add(h)
-	s.next, s.m.Last, s.m.End, s.m.To = msg.Seq+1, msg.Seq, h, msg.Time.UTC()
-	if s.m.Count++; s.m.Count == 1 {
-		s.m.From = s.m.To
-	}
-	doc := sha256.Sum256([]byte(msg.Subject))
-	s.docs[hex.EncodeToString(doc[:8])] = true
+	s.docs[SubjectHash(msg.Subject)] = true
 	if head, err := outbox.ParseHeader(msg.Header.Get(outbox.HeaderName)); err == nil {
 		if s.m.Least == nil || head.Pos.Compare(*s.m.Least) < 0 {
 			s.m.Least = &head.Pos
@@ -105,10 +103,46 @@ func (s *Segment) Add(msg *Message) error {
 			s.m.Greatest = &head.Pos
 		}
 	}
+	return nil
+}
+
+// addErased appends the line of a message that was erased.
+func (s *Segment) addErased(seq uint64, h Hash, request string) error {
+	s.Erased(Range{From: seq, To: seq})
+	return s.append(seq, s.m.To, func() (Hash, error) {
+		return h, encodeLine(&s.frame, &erasedLine{Seq: seq, Erased: request, MessageHash: h})
+	})
+}
+
+// append appends the line that write makes.
+func (s *Segment) append(seq uint64, at time.Time, write func() (Hash, error)) error {
+	if seq < s.next {
+		return fmt.Errorf("message %d behind %d", seq, s.next-1)
+	}
+	if seq > s.next {
+		s.missing(seq - 1)
+	}
+	before := s.frame.Len()
+	h, err := write()
+	if err != nil {
+		return err
+	}
+	s.m.Raw += int64(s.frame.Len() - before)
+	s.tree.add(h)
+	s.next, s.m.Last, s.m.End, s.m.To = seq+1, seq, h, at
+	if s.m.Count++; s.m.Count == 1 {
+		s.m.From = s.m.To
+	}
 	if s.frame.Len() < frameSize {
 		return nil
 	}
 	return s.flush()
+}
+
+// SubjectHash stands for a subject in a manifest's list of documents.
+func SubjectHash(subject string) string {
+	sum := sha256.Sum256([]byte(subject))
+	return hex.EncodeToString(sum[:8])
 }
 
 func (s *Segment) flush() error {

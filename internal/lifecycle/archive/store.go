@@ -21,6 +21,9 @@ type Store interface {
 	// Create makes the object if there is none of that name, whole or not at all. When it returns nil the
 	// object is durable; [ErrExists]: there is one. After any other error it may exist.
 	Create(ctx context.Context, name string, data []byte) error
+	// Replace puts the object in place of the one of that name, whole or not at all. When it returns nil the
+	// object is durable.
+	Replace(ctx context.Context, name string, data []byte) error
 	// Read returns the object, [ErrMissing] if there is none, or an error if it has more than limit bytes.
 	Read(ctx context.Context, name string, limit int64) ([]byte, error)
 	// List returns the names directly below a folder, sorted, those of folders with a slash at their end.
@@ -84,6 +87,23 @@ func (f *folder) Create(ctx context.Context, name string, data []byte) (err erro
 	}
 	if err := f.root.Remove(temp); err != nil {
 		return fmt.Errorf("archive: %w", err)
+	}
+	return f.sync(dir)
+}
+
+// Replace writes a hidden file and gives it the name.
+func (f *folder) Replace(ctx context.Context, name string, data []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	dir := path.Dir(name)
+	temp := path.Join(dir, ".new-"+rand.Text())
+	err := f.write(temp, data)
+	if err == nil {
+		err = f.root.Rename(temp, name)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
 	}
 	return f.sync(dir)
 }

@@ -1,0 +1,277 @@
+package archive
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// docOf erases a document of message.
+func docOf(doc string) Erasing {
+	return Erasing{Request: "request-" + doc,
+		Is: func(m *Message) (bool, error) { return m.Subject == "outbox."+doc, nil },
+		Maybe: func(m *Manifest) bool {
+			return slices.Contains(m.Docs, SubjectHash("outbox."+doc))
+		}}
+}
+
+// everything is what the files of an archive hold, decompressed.
+func everything(t *testing.T, dir string) (text string) {
+	t.Helper()
+	dec, err := zstd.NewReader(nil)
+	must.Succeed(t, err)
+	defer dec.Close()
+	must.Succeed(t, filepath.WalkDir(dir, func(name string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		if strings.HasSuffix(name, ".zst") && err == nil {
+			data, err = dec.DecodeAll(data, nil)
+		}
+		text += string(data)
+		return err
+	}))
+	return text
+}
+
+// mustBeErased checks an archive of up to last messages without those documents.
+func mustBeErased(t *testing.T, store Store, dir string, last uint64, docs ...string) {
+	t.Helper()
+	a := load(t, store, nil)
+	want := []uint64{}
+	for seq := uint64(1); seq <= last; seq++ {
+		if !slices.Contains(docs, strings.TrimPrefix(message(seq).Subject, "outbox.")) {
+			want = append(want, seq)
+		}
+	}
+	got := []uint64{}
+	for _, m := range read(t, a) {
+		got = append(got, m.Seq)
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("messages %v, want %v", got, want)
+	}
+	n, holes := uint64(0), outbox.Sequences{}
+	for _, m := range a.Segments {
+		n, holes = n+m.Readable(), holes.With(m.Holes()...)
+	}
+	if n != uint64(len(want)) || holes.Count() != last-n {
+		t.Errorf("the manifests say %d messages, holes %v", n, holes)
+	}
+	all := everything(t, dir)
+	for _, doc := range docs {
+		for _, forbidden := range []string{`"outbox.` + doc + `"`, SubjectHash("outbox." + doc)} {
+			if strings.Contains(all, forbidden) {
+				t.Errorf("%q is still there", forbidden)
+			}
+		}
+		for seq := uint64(1); seq <= last; seq++ {
+			if m := message(seq); m.Subject == "outbox."+doc &&
+				strings.Contains(all, fmt.Sprintf(`{\"n\": %d,`, seq)) {
+				t.Errorf("the data of message %d is still there", seq)
+			}
+		}
+	}
+}
+
+// TestWhatIsErasedIsInNoFileAndTheChainHolds: the manifests keep their hashes, whoever loaded the archive
+// before goes on reading, what is archived afterwards continues the chain, and a second document follows.
+func TestWhatIsErasedIsInNoFileAndTheChainHolds(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	before := load(t, store, nil)
+	must.Succeed(t, add(t, before, 20))
+	must.Succeed(t, add(t, before, 23)) // without doc3
+	must.Succeed(t, add(t, before, 50))
+	a := load(t, store, nil)
+	done, err := a.Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	if done.Messages != 7 || done.Segments != 2 || done.Replaced != 4 {
+		t.Errorf("%+v", done)
+	}
+	mustBeErased(t, store, dir, 50, "doc3")
+	for i, m := range load(t, store, nil).Segments {
+		if m.Chain != before.Segments[i].Chain || m.Root != before.Segments[i].Root ||
+			(m.Generation > 0) != (i != 1) {
+			t.Errorf("segment %d is %+v", i, m)
+		}
+	}
+	if n := len(read(t, before)); n != 43 {
+		t.Errorf("by manifests of before there are %d messages", n)
+	}
+	if done, err = a.Erase(t.Context(), docOf("doc3")); err != nil || done != (Erased{}) {
+		t.Errorf("again: %+v, %v", done, err)
+	}
+	must.Succeed(t, add(t, before, 60))
+	done, err = load(t, store, nil).Erase(t.Context(), docOf("doc5"))
+	must.Succeed(t, err)
+	if done.Messages != 8 || done.Segments != 3 {
+		t.Errorf("%+v", done)
+	}
+	if _, err := load(t, store, nil).Erase(t.Context(), docOf("doc3")); err != nil {
+		t.Fatal(err)
+	}
+	mustBeErased(t, store, dir, 60, "doc3", "doc5")
+	for _, m := range load(t, store, nil).Segments[2:] {
+		if got := fmt.Sprint(m.Erasure); !strings.Contains(got, "request-doc3") {
+			t.Errorf("segment %d: erasures %s", m.First, got)
+		}
+	}
+}
+
+var errKilled = errors.New("killed")
+
+// TestAKillAtAnyStepOfAnErasureIsFoundAgain: by the same request, or by another one.
+func TestAKillAtAnyStepOfAnErasureIsFoundAgain(t *testing.T) {
+	t.Parallel()
+	for _, next := range []string{"doc3", "doc4"} {
+		for n := 1; n <= 8; n++ {
+			store, dir := folderOf(t)
+			a := load(t, store, nil)
+			must.Succeed(t, add(t, a, 20))
+			must.Succeed(t, add(t, a, 40))
+			seen := 0
+			a = load(t, store, func(string) {
+				if seen++; seen == n {
+					panic(errKilled)
+				}
+			})
+			func() {
+				defer func() { _ = recover() }()
+				_, err := a.Erase(t.Context(), docOf("doc3"))
+				t.Fatalf("there are only %d points: %v", seen, err)
+			}()
+			for _, doc := range []string{next, "doc3"} {
+				_, err := load(t, store, nil).Erase(t.Context(), docOf(doc))
+				must.Succeed(t, err)
+			}
+			mustBeErased(t, store, dir, 40, slices.Compact([]string{"doc3", next})...)
+		}
+	}
+}
+
+// TestAnErasureThatSleptUndoesNothing: it stands still at each of its points while another one goes through,
+// which knows nothing of it.
+func TestAnErasureThatSleptUndoesNothing(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= 8; n++ {
+		store, dir := folderOf(t)
+		a := load(t, store, nil)
+		must.Succeed(t, add(t, a, 20))
+		must.Succeed(t, add(t, a, 40))
+		seen, slept := 0, false
+		first := load(t, store, func(string) {
+			if seen++; seen == n {
+				slept = true
+				_, err := load(t, store, nil).Erase(t.Context(), docOf("doc4"))
+				must.Succeed(t, err)
+			}
+		})
+		_, err := first.Erase(t.Context(), docOf("doc3"))
+		must.Succeed(t, err)
+		if !slept {
+			t.Fatalf("there are only %d points", seen)
+		}
+		mustBeErased(t, store, dir, 40, "doc3", "doc4")
+	}
+}
+
+// TestErasuresAtOnce: none of them undoes what another one did, and all are done.
+func TestErasuresAtOnce(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	a := load(t, store, nil)
+	for to := uint64(20); to <= 80; to += 20 {
+		must.Succeed(t, add(t, a, to))
+	}
+	docs := []string{"doc0", "doc2", "doc3", "doc6"}
+	var all sync.WaitGroup
+	errs := make([]error, len(docs))
+	for i, doc := range docs {
+		a := load(t, store, nil)
+		all.Go(func() { _, errs[i] = a.Erase(t.Context(), docOf(doc)) })
+	}
+	all.Wait()
+	must.Succeed(t, errors.Join(errs...))
+	_, err := load(t, store, nil).Erase(t.Context(), docOf("doc0")) // what they left of one another
+	must.Succeed(t, err)
+	mustBeErased(t, store, dir, 80, docs...)
+}
+
+// TestNoSegmentIsMadeOfWhatWasErasedMeanwhile: wherever the archiver is when the messages go.
+func TestNoSegmentIsMadeOfWhatWasErasedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"archive.begin", "archive.written", "archive.verified"} {
+		store, dir := folderOf(t)
+		var erased outbox.Sequences
+		is := func(context.Context) (outbox.Sequences, error) { return erased, nil }
+		a := load(t, store, func(at string) {
+			if at == point {
+				erased = outbox.Sequences{{From: 3, To: 3}, {From: 10, To: 10}}
+			}
+		})
+		a.Erased = is
+		if err := add(t, a, 12); !errors.Is(err, ErrErased) || len(a.Segments) != 0 {
+			t.Fatalf("%s: %v", point, err)
+		}
+		s, err := a.NewSegment()
+		must.Succeed(t, err)
+		for seq := uint64(1); seq <= 12; seq++ {
+			if erased.Has(seq) {
+				s.Erased(Range{From: seq, To: seq})
+			} else {
+				must.Succeed(t, s.Add(message(seq)))
+			}
+		}
+		must.Succeed(t, a.Append(t.Context(), s, 0))
+		must.Succeed(t, add(t, a, 15))
+		mustBeErased(t, store, dir, 15, "doc3")
+		m := load(t, store, nil).Segments[0]
+		if m.Erased.String() != "3,7" || outbox.Sequences(m.Missing).String() != "3,7" {
+			t.Errorf("%s: %+v", point, m)
+		}
+		_, err = load(t, store, nil).Erase(t.Context(), docOf("doc4"))
+		must.Succeed(t, err)
+		mustBeErased(t, store, dir, 15, "doc3", "doc4")
+	}
+}
+
+// TestAnErasedLineThatTheManifestDoesNotKnow, and the other way round, is damage.
+func TestAnErasedLineThatTheManifestDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	a := load(t, store, nil)
+	must.Succeed(t, add(t, a, 20))
+	_, err := a.Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	names, err := filepath.Glob(filepath.Join(dir, "v1", "*", "*.e*.json"))
+	if err != nil || len(names) != 1 {
+		t.Fatal(names, err)
+	}
+	text, err := os.ReadFile(names[0])
+	must.Succeed(t, err)
+	other := bytes.Replace(text, []byte(`{"from":10,"to":10}`), []byte(`{"from":11,"to":11}`), 1)
+	if bytes.Equal(text, other) {
+		t.Fatalf("%s", text)
+	}
+	must.Succeed(t, os.WriteFile(names[0], other, 0o600))
+	b := load(t, store, nil)
+	wantFault(t, b.Verify(t.Context(), b.Segments[0], nil), CodeDamaged, "message 10")
+
+	must.Succeed(t, os.Remove(names[0]))
+	_, err = Load(t.Context(), store, FolderOf("S", made), nil)
+	wantFault(t, err, CodeDamaged, "the one that replaced it is lost")
+}
