@@ -79,6 +79,8 @@ type StreamState struct {
 	Replicated bool           // more than one replica
 	Restoring  string         // what it is being restored from; "": it is whole
 	Now        time.Time      // the broker's clock when it was asked; zero where it does not say
+	// Erased are the sequences whose messages were erased, as the stream's metadata say: nobody lost them.
+	Erased outbox.Sequences
 	// durable consumers at the newest message or beyond: after a loss, those that may have had more
 	Durables []string
 }

@@ -88,6 +88,8 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 		Replicated: info.Config.Replicas > 1, Now: info.Now,
 		Restoring: info.Config.Metadata[restoring],
 	}
+	// What can't be read explains nothing: then the messages are missing.
+	st.Erased, _ = outbox.ParseSequences(info.Config.Metadata[outbox.MetadataErased])
 	if newest != nil {
 		st.NewestSeq, st.Newest = newest.Seq, HeaderOf(newest.Header)
 	}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -48,6 +49,7 @@ type Options struct {
 
 	Restoring string // what it is restored from, see [Stream.Restored]; "": it is a new one
 	First     uint64 // the sequence that it begins at; 0: 1
+	Erased    outbox.Sequences
 }
 
 // restoring is the name in the stream's metadata of what it is being restored from.
@@ -146,6 +148,70 @@ func (s *Stream) Restored(ctx context.Context) error {
 	})
 }
 
+// maxErased bounds the text of what was erased. The server takes 128 KiB of metadata.
+const maxErased = 100 << 10
+
+// Erased reads from the leader which sequences of the stream were erased.
+func (s *Stream) Erased(ctx context.Context) (outbox.Sequences, error) {
+	info, err := s.info(ctx)
+	if err != nil || info == nil {
+		return nil, err
+	}
+	return info.Config.erased()
+}
+
+func (c *Config) erased() (outbox.Sequences, error) {
+	all, err := outbox.ParseSequences(c.Metadata[outbox.MetadataErased])
+	if err != nil {
+		err = fatal("stream_erased", fmt.Sprintf("stream %s: metadata %s: %v", c.Name,
+			outbox.MetadataErased, err), "Somebody changed it. Set it to what it was, or remove it.", nil)
+	}
+	return all, err
+}
+
+// NoteErased adds sequences to those that the stream's metadata say were erased, before they are: whoever
+// finds that they are missing looks there. Where there is no room for all, those that lie before the front of
+// the stream, and behind a message that was removed from there, are left out: nobody can read up to them.
+func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
+	info, err := s.info(ctx)
+	if err != nil {
+		return err
+	}
+	if info == nil {
+		return fmt.Errorf("stream %s does not exist", s.name)
+	}
+	was, err := info.Config.erased()
+	if err != nil {
+		return err
+	}
+	all := was.With(more...)
+	text := all.String()
+	if first := max(info.State.FirstSeq, 1); len(text) > maxErased {
+		if removed := all.Lacking(1, first-1); len(removed) > 0 {
+			all = all.Within(removed[len(removed)-1].To, math.MaxUint64)
+		}
+		if text = all.String(); len(text) > maxErased {
+			return fatal("erase_room", fmt.Sprintf("stream %s: there is no room in its metadata to note %d "+
+				"erased messages", s.name, all.Count()), "Let messages leave the front of the stream "+
+				"(`outflow stream apply`), then go on.", nil)
+		}
+	}
+	if len(was) > 0 && was.String() == text {
+		return nil
+	}
+	return s.update(ctx, func(c map[string]json.RawMessage) error {
+		metadata := map[string]string{}
+		if raw, ok := c["metadata"]; ok {
+			if err := json.Unmarshal(raw, &metadata); err != nil {
+				return err
+			}
+		}
+		metadata[outbox.MetadataErased] = text
+		c["metadata"], err = json.Marshal(metadata)
+		return err
+	})
+}
+
 // update changes the stream's configuration as the server gave it.
 func (s *Stream) update(ctx context.Context, change func(config map[string]json.RawMessage) error) error {
 	var info struct {
@@ -176,6 +242,9 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 	}
 	if o.Restoring != "" {
 		cfg.Metadata = map[string]string{restoring: o.Restoring}
+		if len(o.Erased) > 0 {
+			cfg.Metadata[outbox.MetadataErased] = o.Erased.String()
+		}
 	}
 	if cfg.Storage == "" {
 		cfg.Storage = "file"

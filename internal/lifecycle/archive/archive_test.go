@@ -296,10 +296,12 @@ func TestTheFenceIsReachedWhereASegmentEndsAtACheckpoint(t *testing.T) {
 		s, err := a.NewSegment()
 		must.Succeed(t, err)
 		s.Comes(system, timeline)
+		begin := s.Next()
 		if gap {
-			s.Gap(s.Next())
+			s.Gap(outbox.Sequences{{From: s.Next(), To: s.Next()}}, nil)
+			begin++
 		}
-		for seq := s.Next(); seq <= to; seq++ {
+		for seq := begin; seq <= to; seq++ {
 			must.Succeed(t, s.Add(message(seq)))
 		}
 		must.Succeed(t, a.Append(t.Context(), s, outbox.LSN(to)))

@@ -231,7 +231,7 @@ func TestNoSegmentIsMadeOfWhatWasErasedMeanwhile(t *testing.T) {
 		must.Succeed(t, err)
 		for seq := uint64(1); seq <= 12; seq++ {
 			if erased.Has(seq) {
-				s.Erased(Range{From: seq, To: seq})
+				s.Gap(nil, outbox.Sequences{{From: seq, To: seq}})
 			} else {
 				must.Succeed(t, s.Add(message(seq)))
 			}

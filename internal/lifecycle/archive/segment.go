@@ -59,11 +59,11 @@ func (s *Segment) First() time.Time { return s.m.From }
 // Next is the sequence behind the last one that it knows of.
 func (s *Segment) Next() uint64 { return s.next }
 
-// Gap notes that the sequences up to one were lost before they could be archived, and that this is accepted.
-// A message has to follow.
-func (s *Segment) Gap(to uint64) {
-	s.m.Gaps = append(s.m.Gaps, Range{From: s.next, To: to})
-	s.missing(to)
+// Gap notes that sequences have no message: they were lost before they could be archived, and that is
+// accepted, or were erased. A message has to follow.
+func (s *Segment) Gap(lost, erased outbox.Sequences) {
+	s.m.Gaps = append(s.m.Gaps, lost...)
+	s.m.Erased = s.m.Erased.With(erased...)
 }
 
 func (s *Segment) missing(to uint64) {
@@ -75,10 +75,6 @@ func (s *Segment) missing(to uint64) {
 func (s *Segment) Full() bool {
 	return len(s.docs) >= maxDocs || len(s.m.Missing) >= maxMissing || s.m.Raw >= maxRaw-maxLine
 }
-
-// Erased notes sequences that have no message because it was erased before it could be archived. A message
-// has to follow.
-func (s *Segment) Erased(ranges ...Range) { s.m.Erased = s.m.Erased.With(ranges...) }
 
 // holds returns the messages of a set that are in it.
 func (s *Segment) holds(set outbox.Sequences) (all outbox.Sequences) {
@@ -108,7 +104,7 @@ func (s *Segment) Add(msg *Message) error {
 
 // addErased appends the line of a message that was erased.
 func (s *Segment) addErased(seq uint64, h Hash, request string) error {
-	s.Erased(Range{From: seq, To: seq})
+	s.m.Erased = s.m.Erased.With(Range{From: seq, To: seq})
 	return s.append(seq, s.m.To, func() (Hash, error) {
 		return h, encodeLine(&s.frame, &erasedLine{Seq: seq, Erased: request, MessageHash: h})
 	})

@@ -74,7 +74,8 @@ type restore struct {
 	s       *stream.Stream
 	name    string
 	a       *archive.Archive
-	missing []archive.Range // all of them, ascending
+	missing outbox.Sequences // all that there is no message of
+	erased  outbox.Sequences // those of them that were erased
 	ingress string
 	unacked []unacked
 	bytes   int
@@ -129,8 +130,9 @@ func Restore(ctx context.Context, cfg config.Config, log *slog.Logger, o Restore
 	done := &Restored{Folder: folder, Stream: r.name, First: a.Segments[0].First,
 		Last: a.Segments[len(a.Segments)-1].Last}
 	for _, m := range a.Segments {
-		done.Messages += m.Count
-		r.missing = append(r.missing, m.Missing...)
+		done.Messages += m.Readable()
+		r.missing = r.missing.With(m.Holes()...)
+		r.erased = r.erased.With(m.Erased...)
 	}
 	if len(r.missing) > 0 && r.missing[0].From == 1 {
 		done.First, r.missing = r.missing[0].To+1, r.missing[1:] // the stream begins behind them
@@ -187,7 +189,7 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	err := r.s.Ensure(ask, stream.Options{Replicas: cfg.Init.Replicas, Storage: cfg.Init.Storage,
-		Restoring: done.Folder, First: done.First})
+		Restoring: done.Folder, First: done.First, Erased: r.erased})
 	if err != nil {
 		return err
 	}
@@ -240,8 +242,8 @@ func (r *restore) publish(ctx context.Context, st relay.StreamState, done *Resto
 		from = next - 1 // the newest one is compared
 	}
 	holes := r.missing
-	err := r.a.Read(ctx, from, func(m *archive.Message) error {
-		for len(holes) > 0 && holes[0].From < m.Seq {
+	fill := func(below uint64) error {
+		for len(holes) > 0 && holes[0].From < below {
 			for seq := max(holes[0].From, next); seq <= holes[0].To; seq++ {
 				if err := put(seq, &nats.Msg{Subject: filler}); err != nil {
 					return err
@@ -249,11 +251,20 @@ func (r *restore) publish(ctx context.Context, st relay.StreamState, done *Resto
 			}
 			holes = holes[1:]
 		}
+		return nil
+	}
+	err := r.a.Read(ctx, from, func(m *archive.Message) error {
+		if err := fill(m.Seq); err != nil {
+			return err
+		}
 		if m.Seq == st.LastSeq {
 			return r.compare(ctx, m)
 		}
 		return put(m.Seq, &nats.Msg{Subject: m.Subject, Header: published(m.Header), Data: m.Data})
 	})
+	if err == nil {
+		err = fill(done.Last + 1) // the newest ones may be erased
+	}
 	if err != nil {
 		return err
 	}

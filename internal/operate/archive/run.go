@@ -48,6 +48,7 @@ type Segment struct {
 	Last     uint64          `json:"last"`
 	Messages uint64          `json:"messages"`
 	Missing  uint64          `json:"missing"`
+	Erased   uint64          `json:"erased,omitempty"` // of these sequences
 	Gaps     []archive.Range `json:"gaps,omitempty"`
 	From     time.Time       `json:"from"`
 	To       time.Time       `json:"to"`
@@ -59,7 +60,7 @@ type Segment struct {
 func segmentOf(a *archive.Archive, m *archive.Manifest) Segment {
 	return Segment{
 		First: m.First, Last: m.Last, Messages: m.Count, Missing: m.Last - m.First + 1 - m.Count,
-		Gaps: m.Gaps,
+		Gaps: m.Gaps, Erased: m.Erased.Count(),
 		From: m.From, To: m.To, Bytes: m.Bytes, Raw: m.Raw, Object: a.ObjectName(m),
 	}
 }
@@ -68,6 +69,9 @@ func (s Segment) String() string {
 	text := fmt.Sprintf("%d to %d: %d messages", s.First, s.Last, s.Messages)
 	if s.Missing > 0 {
 		text += fmt.Sprintf(", %d missing", s.Missing)
+	}
+	if s.Erased > 0 {
+		text += fmt.Sprintf(", %d erased", s.Erased)
 	}
 	for _, g := range s.Gaps {
 		text += fmt.Sprintf(", gap %d-%d accepted", g.From, g.To)
@@ -90,6 +94,7 @@ type command struct {
 	o        Options
 	api      *jsapi.Client
 	a        *archive.Archive
+	stream   *stream.Stream
 	upTo     uint64     // the confirmed sequence
 	to       uint64     // the newest message that may be archived
 	now      time.Time  // by the broker's clock
@@ -154,6 +159,8 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	if c.a, err = archive.Load(ctx, store, folder, c.o.Hit); err != nil {
 		return err
 	}
+	c.stream = stream.New(c.api, c.cfg.Stream, log)
+	c.a.Erased = c.stream.Erased
 	c.report = &Report{Folder: folder, Segments: []Segment{}, Archived: c.a.Next() - 1}
 	if len(rec.Checkpoints) == 0 || rec.Checkpoints[0].Seq == 0 && c.a.Next() == 1 {
 		return nil // nothing is confirmed yet
@@ -170,7 +177,7 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	}
 	c.upTo, c.complete, c.now = confirmed.Seq, confirmed.Start(), st.Now
 	c.system, c.timeline = rec.SystemID, confirmed.Timeline
-	if c.to, err = stream.New(c.api, c.cfg.Stream, log).AtOrBelow(ctx, confirmed.Seq); err != nil {
+	if c.to, err = c.stream.AtOrBelow(ctx, confirmed.Seq); err != nil {
 		return err
 	}
 	c.report.Stands = c.to
@@ -179,13 +186,13 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	}
 	if next := c.a.Next(); next > c.to && next <= c.upTo {
 		// There is no message to archive. Were they deleted, or did the limits take all?
-		if lost, err := c.front(ctx, next); err != nil || lost.To > 0 {
+		if lost, err := c.front(ctx, next); err != nil || len(lost) > 0 {
 			return cmp.Or(err, c.gap(lost))
 		}
 	}
 	for c.a.Next() <= c.to {
 		switch err := c.pass(ctx); {
-		case errors.Is(err, archive.ErrOvertaken):
+		case errors.Is(err, archive.ErrOvertaken), errors.Is(err, archive.ErrErased):
 			if err := c.a.Refresh(ctx); err != nil {
 				return err
 			}
@@ -200,27 +207,28 @@ func differs(message string) error {
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeDiffers, Message: message}
 }
 
-// front returns the lost sequences from next on, if the front of the stream has come beyond it. It asks the
-// leader.
-func (c *command) front(ctx context.Context, next uint64) (lost archive.Range, err error) {
+// front returns the lost sequences from next on, if the front of the stream has come beyond it: all but those
+// that were erased. It asks the leader.
+func (c *command) front(ctx context.Context, next uint64) (lost outbox.Sequences, err error) {
 	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: 1, Next: ">"})
-	switch {
-	case err != nil:
-		return lost, err
-	case m == nil:
-		return archive.Range{From: next, To: c.upTo}, nil
-	case m.Seq > next:
-		return archive.Range{From: next, To: min(m.Seq-1, c.upTo)}, nil
+	if err != nil || m != nil && m.Seq <= next {
+		return nil, err
 	}
-	return lost, nil
+	to := c.upTo
+	if m != nil {
+		to = min(m.Seq-1, c.upTo)
+	}
+	erased, err := c.stream.Erased(ctx)
+	return erased.Lacking(next, to), err
 }
 
-func (c *command) gap(lost archive.Range) error {
+func (c *command) gap(lost outbox.Sequences) error {
+	from, to := lost[0].From, lost[len(lost)-1].To
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeGap,
 		Message: fmt.Sprintf("stream %s has removed messages %d to %d, which are not archived", c.cfg.Stream,
-			lost.From, lost.To),
+			from, to),
 		Hint: fmt.Sprintf("If that is accepted: `outflow archive run --accept-gap %d-%d`. Then raise the "+
-			"stream's limits, or archive more often.", lost.From, lost.To)}
+			"stream's limits, or archive more often.", from, to)}
 }
 
 // pass makes segments, from the first sequence that is not archived.
@@ -253,11 +261,8 @@ func (c *command) pass(ctx context.Context) error {
 		return err
 	}
 	first := c.a.Next()
-	if lost, err := c.front(ctx, first); err != nil || lost.To >= c.to {
-		if err == nil && lost.To > 0 {
-			err = c.gap(lost)
-		}
-		return err
+	if lost, err := c.front(ctx, first); err != nil || len(lost) > 0 && lost[len(lost)-1].To >= c.to {
+		return cmp.Or(err, c.gap(lost))
 	}
 	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
 	defer task.End()
@@ -275,20 +280,25 @@ func (c *command) pass(ctx context.Context) error {
 		if seq > s.Next() {
 			// Deleted from within, which is nobody's loss, or taken by the stream's limits?
 			lost, err := c.front(ctx, s.Next())
-			switch accept := c.o.AcceptGap; {
-			case err != nil:
+			if err != nil {
 				return err
-			case lost.To == 0:
-			case lost.From < accept.From || min(lost.To, seq-1) > accept.To:
+			}
+			erased, err := c.stream.Erased(ctx)
+			if err != nil {
+				return err
+			}
+			lost = lost.Within(s.Next(), seq-1)
+			switch accept := c.o.AcceptGap; {
+			case len(lost) == 0:
+			case lost[0].From < accept.From || lost[len(lost)-1].To > accept.To:
 				if !s.Empty() {
 					if err := end(s.Next() - 1); err != nil {
 						return err
 					}
 				}
 				return c.gap(lost)
-			default:
-				s.Gap(min(lost.To, seq-1))
 			}
+			s.Gap(lost, erased.Within(s.Next(), seq-1))
 		}
 		task.Set(int64(seq - first + 1))
 		err := s.Add(&archive.Message{

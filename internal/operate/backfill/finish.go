@@ -12,8 +12,8 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// Removed is how many messages retention or somebody removed from the stream. The holes in the record and a
-// lost end don't count.
+// Removed is how many messages retention or somebody removed from the stream. The holes in the record, a lost
+// end, and what was erased don't count.
 func (r *Readings) Removed() uint64 {
 	st := r.Stream
 	end := st.NewestSeq
@@ -21,6 +21,7 @@ func (r *Readings) Removed() uint64 {
 		end = st.LastSeq
 	}
 	gone := end - min(end, st.Messages)
+	gone -= min(gone, st.Erased.Within(1, end).Count())
 	if r.Record != nil {
 		for _, h := range r.Record.Holes {
 			if h.From <= end {

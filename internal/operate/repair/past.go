@@ -57,6 +57,11 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfi
 		if err != nil {
 			return 0, err
 		}
+		for _, m := range a.Segments { // what was erased is not gone either
+			for _, erased := range m.Erased.Within(next, first.Seq-1) {
+				s.archived += rd.Stream.Erased.Lacking(erased.From, erased.To).Count()
+			}
+		}
 		next = first.Seq
 		if first, err = s.front(ctx); err != nil {
 			return 0, err

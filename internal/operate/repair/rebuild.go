@@ -115,7 +115,7 @@ func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding,
 		if end > look {
 			from = end - look
 		}
-		why, enough, err := r.locateFrom(ctx, l, from, end, place)
+		why, enough, err := r.locateFrom(ctx, l, f, from, end, place)
 		if err != nil || enough || from == 1 || why != "" {
 			return why, err
 		}
@@ -124,7 +124,7 @@ func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding,
 
 // locateFrom reads from a sequence on. enough says that the first message and its whole window lie before the
 // checkpoint: then so does everything before it.
-func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end uint64,
+func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, f *finding, from, end uint64,
 	place *relay.Checkpoint) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
@@ -163,6 +163,9 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, from, end ui
 	if len(taken) > relay.MaxPublishedAhead {
 		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before),
 			false, nil
+	}
+	for f.Stream.Erased.Has(before + 1) { // only what is confirmed is erased
+		before++
 	}
 	slices.SortFunc(taken, outbox.Position.Compare)
 	place.Seq, place.PublishedAhead = before, taken

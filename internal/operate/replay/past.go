@@ -51,7 +51,8 @@ func (s *streamSource) openPast(ctx context.Context, api *jsapi.Client, url stri
 	return err
 }
 
-// missing returns the sequences that neither the archive nor the stream has behind the first message.
+// missing returns the sequences that neither the archive nor the stream has behind the first message, but for
+// those that were erased.
 func (p *past) missing() (all []archive.Range) {
 	if p == nil {
 		return nil
@@ -59,12 +60,30 @@ func (p *past) missing() (all []archive.Range) {
 	for _, m := range p.archive.Segments {
 		for _, r := range m.Missing {
 			if r.From > 1 {
-				all = append(all, r)
+				all = append(all, m.Erased.Lacking(r.From, r.To)...)
 			}
 		}
 	}
 	return all
 }
+
+// erased returns the sequences that are known to have been erased.
+func (s *streamSource) erased() outbox.Sequences {
+	if s.info == nil {
+		return nil
+	}
+	// what can't be read explains nothing
+	all, _ := outbox.ParseSequences(s.info.Config.Metadata[outbox.MetadataErased])
+	if s.past != nil {
+		for _, m := range s.past.archive.Segments {
+			all = all.With(m.Erased...)
+		}
+	}
+	return all
+}
+
+// complete reports whether it has every message from the first one on, but for those that were erased.
+func (s *streamSource) complete() bool { return len(s.erased().Lacking(1, s.first-1)) == 0 }
 
 // readPast calls f with the archived messages from one sequence to another, and returns the sequence behind
 // them.

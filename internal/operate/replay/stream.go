@@ -113,14 +113,14 @@ func (s *streamSource) holds() (bool, string) {
 	switch {
 	case s.info == nil || s.first > s.last:
 		return s.info != nil && s.last == 0, s.exists()
-	case sel.Seq.From != nil && *sel.Seq.From >= s.first || sel.Seq.Given() && s.first == 1:
+	case sel.Seq.From != nil && *sel.Seq.From >= s.first || sel.Seq.Given() && s.complete():
 		return s.holdsSequences()
 	case sel.Seq.Given():
 		return false, fmt.Sprintf("the sequences below %d are gone", s.first)
 	case gone > 0:
 		return false, fmt.Sprintf(
 			"%d messages inside of %s are gone, and nobody knows whose they were", gone, s.whole())
-	case s.first == 1:
+	case s.complete():
 		return true, s.whole() + " has every message from sequence 1 on"
 	case sel.Time.From != nil && sel.Time.From.After(s.firstAt.Add(clockSlack)):
 		return true, fmt.Sprintf("%s, and what it had before was stored before that", s.exists())
@@ -134,8 +134,9 @@ func (s *streamSource) holds() (bool, string) {
 // holdsSequences says whether the messages of a range of sequences are all there.
 func (s *streamSource) holdsSequences() (bool, string) {
 	r := s.match.sel.Seq
+	erased := s.erased()
 	for _, seq := range s.info.State.Deleted {
-		if (r.From == nil || seq >= *r.From) && (r.To == nil || seq <= *r.To) {
+		if !erased.Has(seq) && (r.From == nil || seq >= *r.From) && (r.To == nil || seq <= *r.To) {
 			return false, fmt.Sprintf("sequence %d of stream %s is gone", seq, s.name)
 		}
 	}
@@ -152,6 +153,12 @@ func (s *streamSource) numDeleted() int {
 		return 0
 	}
 	n := max(s.info.State.NumDeleted, len(s.info.State.Deleted))
+	erased := s.erased()
+	for _, seq := range s.info.State.Deleted {
+		if erased.Has(seq) {
+			n--
+		}
+	}
 	for _, gone := range s.past.missing() {
 		if gone.From < s.past.hot { // the stream counts the others
 			n += int(min(gone.To, s.past.hot-1) - gone.From + 1)
