@@ -208,7 +208,7 @@ func (d *dispatcher) inspect(f flowState) error {
 		return nil // each message shows whether any before it are missing
 	}
 	if known := max(handed, d.at.Seq); st.First > known+1 {
-		if err := d.gap(known+1, st.First-1, true); err != nil {
+		if err := d.removed(st.Erased.Lacking(known+1, st.First-1)); err != nil {
 			return err
 		}
 		d.at.Seq = st.First - 1
@@ -297,6 +297,14 @@ func (d *dispatcher) gap(from, to uint64, removed bool) error {
 	return nil
 }
 
+// removed is gap for sequences that were removed, if there are any.
+func (d *dispatcher) removed(all outbox.Sequences) error {
+	if len(all) == 0 {
+		return nil
+	}
+	return d.gap(all[0].From, all[len(all)-1].To, true)
+}
+
 // checkOrder returns an error if a message must not follow the one before it.
 func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message) error {
 	if here.Seq <= d.at.Seq {
@@ -307,7 +315,8 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message
 	if err := d.check.checkOffset(d.cfg, here); err != nil {
 		return err
 	}
-	if err := d.explainJump(m); err != nil {
+	erased, err := d.explainJump(m)
+	if err != nil {
 		return err
 	}
 	prev := d.header
@@ -320,26 +329,28 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message
 	if here.order(d.at) <= 0 {
 		return d.explainOrder(d.at, here)
 	}
-	if d.cfg.readsAll() && !prev.Pos.Repaired() && !h.Pos.Repaired() && missing(prev, h) {
+	if d.cfg.readsAll() && !erased && !prev.Pos.Repaired() && !h.Pos.Repaired() && missing(prev, h) {
 		return d.gap(here.Seq, here.Seq, false)
 	}
 	return nil
 }
 
 // explainJump finds out why sequences are missing before a message, if they are. That is fine where Outflow
-// says in the message that the broker lost them at the stream's end: they come again from here on. All else
-// was removed before it was read.
-func (d *dispatcher) explainJump(m *stream.Message) error {
+// says in the message that the broker lost them at the stream's end: they come again from here on; and where
+// the stream's metadata say that they were erased, which is noted there before it is done: nobody is to read
+// them any more. All else was removed before it was read. erased: some of them were, so the headers around
+// them do not follow one another.
+func (d *dispatcher) explainJump(m *stream.Message) (erased bool, err error) {
 	from, to := max(d.at.Seq, d.check.gapTo)+1, m.Sequence-1
 	if from > to || !d.cfg.readsAll() {
-		return nil
+		return false, nil
 	}
 	next, err := d.src.Next(d.work, from)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if next != 0 && next <= to {
-		return fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next, m.Sequence)
+		return false, fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next, m.Sequence)
 	}
 	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
 	if err != nil {
@@ -348,10 +359,19 @@ func (d *dispatcher) explainJump(m *stream.Message) error {
 	if lost <= to {
 		d.cfg.Log.Warn("the broker lost the end of its stream: the events come again", "from", lost, "to", to)
 	}
-	if lost > from {
-		return d.gap(from, min(lost-1, to), true)
+	st, err := stateOf(d.work, d.src)
+	if err != nil {
+		return false, fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
 	}
-	return nil
+	if was := st.Erased.Within(from, to); len(was) > 0 {
+		erased = true
+		d.cfg.Log.Info("messages were erased before they were read: going on", "from", was[0].From, "to",
+			was[len(was)-1].To)
+	}
+	if lost > from {
+		err = d.removed(st.Erased.Lacking(from, min(lost-1, to)))
+	}
+	return erased, err
 }
 
 // lastKnown is the newest message before here that was done or read, unless this session has just read it
@@ -376,7 +396,11 @@ func (d *dispatcher) explainOrder(before, here offset) error {
 	if err != nil {
 		return err
 	}
-	if m == nil {
+	st, err := stateOf(d.work, d.src)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
+	}
+	if m == nil && !st.Erased.Has(before.Seq) {
 		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", d.cfg.Stream,
 			before.Seq, here.Seq, errLostEnd)
 	}

@@ -67,6 +67,7 @@ type memoryStream struct {
 	last    uint64
 	held    map[uint64]*stream.Message
 	lost    uint64 // the first that was lost at the end, which the next one says
+	erased  outbox.Sequences
 	reader  *memoryReader
 	opened  int
 	changed chan struct{}
@@ -130,6 +131,16 @@ func (s *memoryStream) remove(seqs ...uint64) {
 	})
 }
 
+// erase removes messages and says so.
+func (s *memoryStream) erase(seqs ...uint64) {
+	s.mu.Lock()
+	for _, seq := range seqs {
+		s.erased = s.erased.With(outbox.SequenceRange{From: seq, To: seq})
+	}
+	s.mu.Unlock()
+	s.remove(seqs...)
+}
+
 // removeTo removes what retention would: the oldest messages.
 func (s *memoryStream) removeTo(seq int64) {
 	s.change(func() {
@@ -142,7 +153,7 @@ func (s *memoryStream) removeTo(seq int64) {
 func (s *memoryStream) State(context.Context) (stream.State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return stream.State{Created: s.created, First: s.first, Last: s.last}, nil
+	return stream.State{Created: s.created, First: s.first, Last: s.last, Erased: s.erased}, nil
 }
 
 func (s *memoryStream) Get(_ context.Context, seq uint64) (*stream.Message, error) {

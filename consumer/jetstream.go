@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // streamSource is a JetStream stream. Each session reads it by itself, through an ephemeral pull consumer
@@ -74,6 +75,9 @@ func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 		Created time.Time              `json:"created"`
 		State   jetstream.StreamState  `json:"state"`
 		Cluster *jetstream.ClusterInfo `json:"cluster"`
+		Config  struct {
+			Metadata map[string]string `json:"metadata"`
+		} `json:"config"`
 	}
 	if err := s.ask(ctx, "STREAM.INFO."+s.stream, nil, &a); err != nil {
 		return stream.State{}, err
@@ -90,6 +94,10 @@ func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 		Last: a.State.LastSeq}
 	if a.State.Msgs == 0 {
 		st.First = a.State.LastSeq + 1
+	}
+	var err error
+	if st.Erased, err = outbox.ParseSequences(a.Config.Metadata[outbox.MetadataErased]); err != nil {
+		return stream.State{}, fmt.Errorf("stream %s: metadata %s: %w", s.stream, outbox.MetadataErased, err)
 	}
 	return st, nil
 }

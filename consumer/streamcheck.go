@@ -64,9 +64,11 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 			c.republishing, c.lastLost = true, m
 		}
 	}
-	if at := oldest(all.list()); now.First > at.Seq+1 && !(c.shorter && now.Last < now.First) {
+	at := oldest(all.list())
+	gone := now.Erased.Lacking(at.Seq+1, now.First-1)
+	if len(gone) > 0 && !(c.shorter && now.Last < now.First) {
 		if !cfg.AcceptGap {
-			return c, gapFault(cfg, at.Seq+1, now.First-1, true)
+			return c, gapFault(cfg, gone[0].From, gone[len(gone)-1].To, true)
 		}
 		c.gapFrom, c.gapTo = at.Seq+1, now.First-1
 		cfg.Log.Warn("messages were removed before they were read: going on, as AcceptGap says", "from",
@@ -98,7 +100,7 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 		c.shorter = true
 		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last",
 			now.Last, "mark", c.newest.Seq)
-	case m != nil || !c.newest.known():
+	case m != nil || !c.newest.known() || now.Erased.Has(c.newest.Seq):
 	case c.newest.Seq < now.First:
 		c.removed = true
 	default:
@@ -124,7 +126,7 @@ func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Sour
 			}
 			stored[m.Seq] = message != nil
 		}
-		if !stored[m.Seq] {
+		if !stored[m.Seq] && !now.Erased.Has(m.Seq) {
 			m.Lost, c.changed = true, true
 			all[p] = m
 		}

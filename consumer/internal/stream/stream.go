@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // Message is a message of the stream.
@@ -24,6 +26,7 @@ type State struct {
 	Created time.Time
 	First   uint64 // sequence of the first message; Last+1 if there is none
 	Last    uint64 // sequence of the last message ever stored
+	Erased  outbox.Sequences
 }
 
 // Source is a stream as one consumer sees it: the messages that match its filter. Its methods and those of
