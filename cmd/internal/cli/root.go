@@ -39,6 +39,7 @@ func (a *App) Service() []*cobra.Command {
 		a.partitionCommand(),
 		a.archiveCommand(),
 		a.streamCommand(),
+		a.eraseCommand(),
 		a.maintainCommand(),
 		a.uninstallCommand(),
 		a.supportCommand(),

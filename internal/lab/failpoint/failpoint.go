@@ -60,6 +60,18 @@
 //
 //	stream.verified, .checked       the archive has what is to go; all was looked at again
 //	stream.purged                   it is gone
+//
+// Those of outflow erase:
+//
+//	erase.begun, .notified          the request is noted; its last event is written
+//	erase.rows, .detached           rows are deleted; those of a detached partition
+//	erase.deleted, .cut             all are; the cut is noted
+//	erase.confirmed                 every slot has confirmed it
+//	erase.saved, .noted, .message   messages are noted with the request; with the stream; one is erased
+//	erase.messages, .copy, .copies  all are; one of a copy is; all are
+//	erase.object, .manifest         a segment is written anew; its manifest counts
+//	erase.replaced, .archived       an object of before is overwritten; all are
+//	erase.finished                  the certificate is stored
 package failpoint
 
 import (
@@ -102,6 +114,9 @@ var steps = []string{
 	"archive.begin", "archive.written", "archive.verified", "archive.manifest",
 	"restore.made", "restore.message", "restore.published", "restore.purged",
 	"stream.verified", "stream.checked", "stream.purged",
+	"erase.begun", "erase.notified", "erase.rows", "erase.detached", "erase.deleted", "erase.cut",
+	"erase.confirmed", "erase.saved", "erase.noted", "erase.message", "erase.messages", "erase.copy",
+	"erase.copies", "erase.object", "erase.manifest", "erase.replaced", "erase.archived", "erase.finished",
 }
 
 // Names returns the points at which outflow run can kill itself.

@@ -130,6 +130,9 @@ func (a *Archive) follows(m *Manifest) error {
 	return nil
 }
 
+// Created is when the stream was made.
+func (a *Archive) Created() time.Time { return a.created }
+
 // Next is the first sequence that is not archived.
 func (a *Archive) Next() uint64 {
 	if n := len(a.Segments); n > 0 {

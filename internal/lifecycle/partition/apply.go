@@ -105,6 +105,24 @@ func worst(all []error) error {
 
 // begin takes the advisory lock and makes the table of states.
 func (m *Manager) begin(ctx context.Context) error {
+	if err := m.alone(ctx); err != nil {
+		return err
+	}
+	if _, err := m.readLedger(ctx); err != nil {
+		return err
+	}
+	if m.hasLedger {
+		return nil
+	}
+	if err := m.inTx(ctx, func(tx pgx.Tx) error { return m.makeLedger(ctx, tx) }); err != nil {
+		return m.explain("make table "+m.ledger(), err)
+	}
+	_, err := m.readLedger(ctx) // whose is it?
+	return err
+}
+
+// alone takes the advisory lock.
+func (m *Manager) alone(ctx context.Context) error {
 	_, err := m.conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = '%dms'",
 		cmp.Or(m.cfg.LockTimeout, lockTimeout).Milliseconds()))
 	if err != nil {
@@ -131,16 +149,7 @@ func (m *Manager) begin(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("take the advisory lock: %w", err)
 	}
-	if _, err := m.readLedger(ctx); err != nil {
-		return err
-	}
-	if !m.hasLedger {
-		if err := m.inTx(ctx, func(tx pgx.Tx) error { return m.makeLedger(ctx, tx) }); err != nil {
-			return m.explain("make table "+m.ledger(), err)
-		}
-		_, err = m.readLedger(ctx) // whose is it?
-	}
-	return err
+	return nil
 }
 
 // end lets the next run begin at once. Where this fails, the end of the connection does it.

@@ -118,7 +118,7 @@ var clauses = []clause{
 		var behind []string
 		for _, s := range f.Slots {
 			if s.Confirmed < p.Fence {
-				behind = append(behind, s.behind(p.Fence))
+				behind = append(behind, s.Behind(p.Fence))
 			}
 		}
 		return strings.Join(behind, ", ")
@@ -168,7 +168,8 @@ func lacking(c *Config, f *Facts, p *Partition) string {
 	return ""
 }
 
-func (s Slot) behind(fence outbox.LSN) string {
+// Behind says how far it is from a fence.
+func (s Slot) Behind(fence outbox.LSN) string {
 	why := fmt.Sprintf("slot %s has confirmed %v, not %v", s.Name, s.Confirmed, fence)
 	switch {
 	case s.Lost != "":

@@ -1,0 +1,308 @@
+package erasure
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// Table is the name of the table of requests, in the outbox's schema.
+const Table = "outflow_erasures"
+
+const columns = `
+  root text NOT NULL,
+  slot text NOT NULL,
+  request text NOT NULL,
+  document bytea NOT NULL,
+  key bytea NOT NULL,
+  system_id text NOT NULL,
+  stream text NOT NULL,
+  stream_created timestamptz NOT NULL,
+  notified text,
+  rows bigint NOT NULL DEFAULT 0,
+  cut pg_lsn,
+  cut_sequence bigint,
+  sequences text NOT NULL DEFAULT '',
+  archived bigint NOT NULL DEFAULT 0,
+  copies jsonb NOT NULL DEFAULT '{}',
+  certificate jsonb,
+  requested_at timestamptz NOT NULL DEFAULT now(),
+  finished_at timestamptz,
+  PRIMARY KEY (slot, request)`
+
+// Record is a request.
+type Record struct {
+	Request  string
+	Document []byte // HMAC of its name
+	System   string // system identifier
+	Stream   string
+	Created  time.Time // of the stream, in PostgreSQL's precision
+
+	Notified  string            // the id of the last event; "": none was asked for, or not yet
+	Rows      int64             // deleted
+	Cut       outbox.LSN        // 0: rows may be left
+	CutSeq    uint64            // see Cut
+	Erased    outbox.Sequences  // messages of the stream that were erased, or are about to be
+	Archived  int64             // messages that were erased from the archive
+	Copies    map[string]uint64 // of other streams, how many were erased
+	Requested time.Time
+	Finished  time.Time // zero: not yet
+}
+
+// Goes reports whether what is at a position, at a sequence of the stream, lies before the cut. seq 0: it is
+// not known.
+func (r *Record) Goes(pos outbox.Position, seq uint64) bool {
+	return seq > 0 && seq <= r.CutSeq || pos.LSN < r.Cut
+}
+
+// Ledger is the table of requests, of one slot. One goroutine uses it.
+type Ledger struct {
+	conn  *pgx.Conn
+	root  catalog.Table
+	slot  string
+	owner string
+	table string
+}
+
+// Open connects. root is the outbox. The caller closes it.
+func Open(ctx context.Context, target postgres.Target, table, slot string) (_ *Ledger, err error) {
+	conn, err := target.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := &Ledger{conn: conn, slot: slot}
+	defer func() {
+		if err != nil {
+			l.Close()
+		}
+	}()
+	if l.root, err = catalog.ReadTable(ctx, conn, table); err != nil {
+		return nil, err
+	}
+	l.table = pgx.Identifier{l.root.Schema, Table}.Sanitize()
+	err = conn.QueryRow(ctx, "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = $1", l.root.OID).
+		Scan(&l.owner)
+	if err != nil {
+		return nil, fmt.Errorf("read the owner of %s: %w", l.root.Quoted(), err)
+	}
+	return l, nil
+}
+
+// Close closes the connection, and lets the next run begin.
+func (l *Ledger) Close() { postgres.Close(l.conn) }
+
+// advisory is the first half of the lock's key; the second one is the outbox.
+const advisory = 0x6f667265
+
+// Alone makes sure that no other run erases from this outbox.
+func (l *Ledger) Alone(ctx context.Context) error {
+	var got bool
+	err := l.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1::int, $2::oid::int8::bit(32)::int)",
+		int32(advisory), l.root.OID).Scan(&got)
+	if err == nil && !got {
+		err = &outbox.Fault{Class: outbox.Transient, Code: "erase_busy",
+			Message: fmt.Sprintf("another run erases from table %s", l.root.Quoted())}
+	}
+	return err
+}
+
+// make makes the table. It belongs to the outbox's owner, because what it says is believed.
+func (l *Ledger) make(ctx context.Context) error {
+	for _, sql := range []string{
+		"CREATE TABLE IF NOT EXISTS " + l.table + " (" + columns + "\n)",
+		"ALTER TABLE " + l.table + " OWNER TO " + postgres.Quote(l.owner),
+	} {
+		if _, err := l.conn.Exec(ctx, sql); err != nil {
+			return l.explain("make table "+l.table, err)
+		}
+	}
+	return nil
+}
+
+// exists looks for the table, and refuses one that belongs to somebody else.
+func (l *Ledger) exists(ctx context.Context) (bool, error) {
+	var owner string
+	err := l.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n
+		ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, l.root.Schema, Table).Scan(&owner)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read the owner of table %s: %w", l.table, err)
+	}
+	if owner != l.owner {
+		return false, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or "+
+			"give it to "+l.owner+" with ALTER TABLE ... OWNER TO",
+			"table %s belongs to role %q, the outbox to %q", l.table, owner, l.owner)
+	}
+	return true, nil
+}
+
+// Find reads a request; nil if there is none. One of another document is refused.
+func (l *Ledger) Find(ctx context.Context, request, doc string) (*Record, error) {
+	there, err := l.exists(ctx)
+	if err != nil || !there {
+		return nil, err
+	}
+	r := &Record{Request: request}
+	var key, copies []byte
+	var cut, sequences string
+	var seq int64
+	var finished *time.Time
+	err = l.conn.QueryRow(ctx, `SELECT document, key, system_id, stream, stream_created,
+			coalesce(notified, ''), rows, coalesce(cut::text, ''), coalesce(cut_sequence, 0), sequences,
+			archived, copies, requested_at, finished_at
+		FROM `+l.table+` WHERE slot = $1 AND request = $2`, l.slot, request).
+		Scan(&r.Document, &key, &r.System, &r.Stream, &r.Created, &r.Notified, &r.Rows, &cut, &seq,
+			&sequences, &r.Archived, &copies, &r.Requested, &finished)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, l.explain("read table "+l.table, err)
+	}
+	if !hmac.Equal(r.Document, sum(key, doc)) {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "erase_request",
+			Message: fmt.Sprintf("request %q is of another document", request)}
+	}
+	if finished != nil {
+		r.Finished = *finished
+	}
+	r.CutSeq = uint64(seq)
+	if cut != "" {
+		r.Cut, err = outbox.ParseLSN(cut)
+	}
+	if err == nil {
+		err = json.Unmarshal(copies, &r.Copies)
+	}
+	if err == nil {
+		r.Erased, err = outbox.ParseSequences(sequences)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read request %q of table %s: %w", request, l.table, err)
+	}
+	return r, nil
+}
+
+// sum is the HMAC of a document's name.
+func sum(key []byte, doc string) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(doc))))
+	h.Write([]byte(doc))
+	return h.Sum(nil)
+}
+
+// Begin notes a request, or finds it.
+func (l *Ledger) Begin(ctx context.Context, request, doc, system, stream string, created time.Time) (*Record,
+	error) {
+	there, err := l.exists(ctx)
+	if err == nil && !there {
+		err = l.make(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	key := make([]byte, sha256.Size)
+	if _, err := rand.Read(key); err != nil {
+		return nil, err
+	}
+	_, err = l.conn.Exec(ctx, `INSERT INTO `+l.table+` (root, slot, request, document, key, system_id, stream,
+			stream_created) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING`,
+		l.root.Quoted(), l.slot, request, sum(key, doc), key, system, stream, created)
+	if err != nil {
+		return nil, l.explain("write table "+l.table, err)
+	}
+	r, err := l.Find(ctx, request, doc)
+	if err == nil && r == nil {
+		err = fmt.Errorf("request %q is gone from table %s", request, l.table)
+	}
+	return r, err
+}
+
+// Notify runs do, which writes the last event and returns its id, in the transaction that notes the id.
+func (l *Ledger) Notify(ctx context.Context, r *Record, do func(tx pgx.Tx) (id string, err error)) error {
+	return pgx.BeginFunc(ctx, l.conn, func(tx pgx.Tx) error {
+		id, err := do(tx)
+		if err != nil {
+			return err
+		}
+		r.Notified = id
+		return l.save(ctx, tx, r)
+	})
+}
+
+// Save stores how far a request has come.
+func (l *Ledger) Save(ctx context.Context, r *Record) error { return l.save(ctx, l.conn, r) }
+
+func (l *Ledger) save(ctx context.Context, q catalog.Querier, r *Record) error {
+	var cut *string
+	if r.Cut != 0 {
+		text := r.Cut.String()
+		cut = &text
+	}
+	copies, err := json.Marshal(r.Copies)
+	if err != nil {
+		return err
+	}
+	var saved string
+	err = q.QueryRow(ctx, `UPDATE `+l.table+` SET notified = nullif($3, ''), rows = $4, cut = $5::text::pg_lsn,
+			cut_sequence = $6, sequences = $7, archived = $8, copies = $9
+		WHERE slot = $1 AND request = $2 RETURNING request`, l.slot, r.Request, r.Notified, r.Rows, cut,
+		int64(r.CutSeq), r.Erased.String(), r.Archived, copies).Scan(&saved)
+	if err != nil {
+		return l.explain("write table "+l.table, err)
+	}
+	return nil
+}
+
+// Finish stores the certificate.
+func (l *Ledger) Finish(ctx context.Context, r *Record, certificate any) error {
+	text, err := json.Marshal(certificate)
+	if err == nil {
+		err = l.conn.QueryRow(ctx, `UPDATE `+l.table+` SET certificate = $3, finished_at = coalesce(finished_at,
+			now()) WHERE slot = $1 AND request = $2 RETURNING finished_at`, l.slot, r.Request, text).
+			Scan(&r.Finished)
+	}
+	if err != nil {
+		return l.explain("write table "+l.table, err)
+	}
+	return nil
+}
+
+// Behind names the slots that have not confirmed the cut, less others.
+func (l *Ledger) Behind(ctx context.Context, cut outbox.LSN, others []string) (behind []string, err error) {
+	slots, err := partition.ReadSlots(ctx, l.conn, others)
+	own := false
+	for _, s := range slots {
+		own = own || s.Name == l.slot
+		if s.Confirmed < cut {
+			behind = append(behind, s.Behind(cut))
+		}
+	}
+	if err == nil && !own {
+		behind = append(behind, fmt.Sprintf("slot %s does not exist", l.slot))
+	}
+	return behind, err
+}
+
+func (l *Ledger) explain(doing string, err error) error {
+	if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
+		return postgres.Fatal(err, "no_right", "Set retain.postgres_url to a URL of role "+l.owner+
+			", which owns the outbox, with the right CREATE on schema "+postgres.Quote(l.root.Schema),
+			"the role may not %s", doing)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}

@@ -1,0 +1,252 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// Document says whose rows are erased.
+type Document struct {
+	Column string // of the document
+	Name   string
+	ID     string // the id column; "": there is none
+	Keep   string // the id of the one row of it that stays; "": none
+}
+
+// Cut is where an erasure ends: no row of the document is left of those that were committed below LSN.
+type Cut struct {
+	LSN  outbox.LSN
+	Seq  uint64 // the stream's last sequence, read before LSN: what it had by then was committed below
+	Rows int64  // that were deleted
+}
+
+// eraseTries is how often rows of the document may come while they are deleted.
+const eraseTries = 20
+
+// CountDocument counts the rows of a document, in the outbox and in detached partitions.
+func (m *Manager) CountDocument(ctx context.Context, d Document) (n int64, err error) {
+	tables, _, err := m.leaves(ctx)
+	if err != nil {
+		return 0, err
+	}
+	condition, values, err := m.rowsOf(d)
+	if err != nil {
+		return 0, err
+	}
+	defer progress.Wait(ctx, "counting the rows of the document in "+m.root.Quoted())()
+	for _, name := range tables {
+		var some int64
+		if err := m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+name+" t WHERE "+condition, values...).
+			Scan(&some); err != nil {
+			return n, m.explain("read table "+name, err)
+		}
+		n += some
+	}
+	return n, nil
+}
+
+// EraseDocument deletes all rows of a document, in batches that lock nothing but those rows, until a
+// transaction that may have written one when the end of WAL was read has ended and none is left: that end is
+// the cut. It changes nothing of what is known of detached partitions but how many rows they have.
+//
+// No lock keeps writers out. Whoever goes on to write the document makes it begin again, some times.
+func (m *Manager) EraseDocument(ctx context.Context, d Document,
+	lastSeq func(ctx context.Context) (uint64, error)) (cut Cut, err error) {
+	condition, values, err := m.rowsOf(d)
+	if err != nil {
+		return cut, err
+	}
+	if err := m.alone(ctx); err != nil {
+		return cut, err
+	}
+	defer m.end(ctx)
+	task := progress.Count(ctx, "deleting the rows of the document from "+m.root.Quoted(), "rows", 0)
+	defer task.End()
+	for range eraseTries {
+		n, err := m.erasePass(ctx, condition, values)
+		cut.Rows += n
+		task.Add(n)
+		if err != nil {
+			return cut, err
+		}
+		if n == 0 && cut.LSN != 0 {
+			return cut, nil
+		}
+		if cut.Seq, err = lastSeq(ctx); err != nil {
+			return cut, err
+		}
+		var end string
+		if err := m.conn.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text").Scan(&end); err != nil {
+			return cut, fmt.Errorf("read the end of WAL: %w", err)
+		}
+		if cut.LSN, err = outbox.ParseLSN(end); err != nil {
+			return cut, err
+		}
+		if err := m.awaitWriters(ctx); err != nil {
+			return cut, err
+		}
+	}
+	return cut, &outbox.Fault{Class: outbox.Transient, Code: "erase_written",
+		Message: fmt.Sprintf("rows of the document come to %s while they are deleted", m.root.Quoted())}
+}
+
+// rowsOf is the condition of the document's rows, and its parameters. The text decides, as it does in the
+// stream; the value itself finds them by an index.
+func (m *Manager) rowsOf(d Document) (string, []any, error) {
+	c, ok := m.root.Column(d.Column)
+	if !ok {
+		return "", nil, postgres.Fatal(nil, "column_missing", "Set columns.doc_id",
+			"table %s has no column %q", m.root.Quoted(), d.Column)
+	}
+	name := "t." + postgres.Quote(d.Column)
+	condition := fmt.Sprintf(`%s = $1::text::%s AND %s::text COLLATE "C" = $1::text COLLATE "C"`, name, c.TypeName,
+		name)
+	values := []any{d.Name}
+	if d.Keep != "" {
+		condition += fmt.Sprintf(" AND concat(t.%s) <> $2::text", postgres.Quote(d.ID))
+		values = append(values, d.Keep)
+	}
+	return condition, values, nil
+}
+
+// leaves returns the tables that have rows: those of the outbox, and detached partitions.
+func (m *Manager) leaves(ctx context.Context) (attached, detached []string, err error) {
+	rows, err := m.conn.Query(ctx, `SELECT format('%I.%I', n.nspname, c.relname)
+		FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf
+			UNION SELECT $1::oid) t JOIN pg_class c ON c.oid = t.relid AND c.relkind = 'r'
+			JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1`, m.root.OID)
+	if err == nil {
+		attached, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the partitions of %s: %w", m.root.Quoted(), err)
+	}
+	tables, err := catalog.DetachedPartitions(ctx, m.conn, m.root.Table)
+	for _, t := range tables {
+		detached = append(detached, t.Quoted())
+	}
+	return append(attached, detached...), detached, err
+}
+
+// erasePass deletes all rows that can be seen.
+func (m *Manager) erasePass(ctx context.Context, condition string, values []any) (n int64, err error) {
+	all, detached, err := m.leaves(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := m.readLedger(ctx); err != nil {
+		return 0, err
+	}
+	attached := all[:len(all)-len(detached)]
+	for _, name := range attached {
+		sql := fmt.Sprintf(`DELETE FROM ONLY %[1]s t WHERE t.ctid = ANY (ARRAY(SELECT t.ctid FROM ONLY %[1]s t
+			WHERE %[2]s LIMIT %[3]d)) AND %[2]s`, name, condition, batchRows)
+		for {
+			var deleted int64
+			if err := m.retry(ctx, func() error {
+				tag, err := m.conn.Exec(ctx, sql, values...)
+				deleted = tag.RowsAffected()
+				return err
+			}); err != nil {
+				return n, m.explain("delete rows of "+name, err)
+			}
+			if n += deleted; deleted == 0 {
+				break
+			}
+			m.o.Hit("erase.rows")
+		}
+	}
+	for _, name := range detached {
+		deleted, err := m.eraseDetached(ctx, name, condition, values)
+		if err != nil {
+			return n, m.explain("delete rows of partition "+name, err)
+		}
+		if n += deleted; deleted > 0 {
+			m.o.Hit("erase.detached")
+		}
+	}
+	return n, nil
+}
+
+// eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays so,
+// with fewer rows, unless somebody has written to it since.
+func (m *Manager) eraseDetached(ctx context.Context, name, condition string, values []any) (n int64,
+	err error) {
+	err = m.retry(ctx, func() error {
+		return m.inTx(ctx, func(tx pgx.Tx) error {
+			known, err := m.readLedger(ctx)
+			p := known[name]
+			if err != nil || p == nil {
+				return err
+			}
+			if err := m.lock(ctx, tx, p, "SHARE ROW EXCLUSIVE"); err != nil {
+				return err
+			}
+			was, err := m.sum(ctx, tx, p)
+			if err != nil {
+				return err
+			}
+			tag, err := tx.Exec(ctx, "DELETE FROM ONLY "+name+" t WHERE "+condition, values...)
+			if n = tag.RowsAffected(); err != nil || n == 0 {
+				return err
+			}
+			is, err := m.sum(ctx, tx, p)
+			if err != nil {
+				return err
+			}
+			if p.Verified != nil && *p.Verified == was {
+				p.Verified = &is
+			}
+			if p.SealedSum == was {
+				p.SealedSum = is
+			}
+			return m.note(ctx, tx, p)
+		})
+	})
+	return n, err
+}
+
+// writersPoll is how often it is looked whether transactions have ended.
+const writersPoll = 100 * time.Millisecond
+
+// awaitWriters waits for the transactions that may have written to the outbox by now, prepared ones as well:
+// those that hold the lock that writing takes.
+func (m *Manager) awaitWriters(ctx context.Context) error {
+	all, _, err := m.leaves(ctx)
+	if err != nil {
+		return err
+	}
+	open := func(of []string) (found []string, err error) {
+		rows, err := m.conn.Query(ctx, `SELECT DISTINCT virtualtransaction FROM pg_locks WHERE granted
+			AND locktype = 'relation' AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+			AND (relation = $1 OR relation = ANY ($2::text[]::regclass[]::oid[]))
+			AND ($3::text[] IS NULL OR virtualtransaction = ANY ($3))`, m.root.OID, all, of)
+		if err == nil {
+			found, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look for open transactions: %w", err)
+		}
+		return found, nil
+	}
+	writers, err := open(nil)
+	defer progress.Wait(ctx, "waiting for transactions that have written to "+m.root.Quoted())()
+	for err == nil && len(writers) > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(writersPoll):
+		}
+		writers, err = open(writers)
+	}
+	return err
+}

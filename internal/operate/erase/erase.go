@@ -1,0 +1,603 @@
+// Package erase is `outflow erase`: it removes a document from the table, the stream, what copies the stream
+// and the archive. What an erasure is, is in internal/lifecycle/erasure; this package does its steps in
+// order, and each again if it has to.
+//
+// It is internal to Outflow: its API may change at any time.
+package erase
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/sink/stream"
+)
+
+// Options say what to do.
+type Options struct {
+	Doc     string
+	Request string
+	Notify  []byte   // the payload of a last event; nil: there is none
+	Key     string   // of that event, where the table has a column for it
+	Copies  []string // other streams of the account that have copies of the messages
+	Yes     bool     // do it; otherwise only say what would be done
+	Wait    time.Duration
+
+	Hit func(point string) // called at points where tests kill the process; may be nil
+}
+
+// Copy is a stream with copies of the messages. The JSON names are stable.
+type Copy struct {
+	Stream   string `json:"stream"`
+	Messages uint64 `json:"messages"` // that were erased from it, or would be
+}
+
+// Report is the certificate: what was reached, and what was not. The JSON names are stable.
+type Report struct {
+	Request   string     `json:"request"`
+	Document  string     `json:"document_hmac,omitempty"`
+	Table     string     `json:"table"`
+	Stream    string     `json:"stream"`
+	Requested *time.Time `json:"requested,omitempty"`
+	Finished  *time.Time `json:"finished,omitempty"` // absent: it has not
+	Erased    bool       `json:"erased"`             // false: nothing was changed by this run
+
+	Notified    string     `json:"notified,omitempty"` // the id of the last event
+	Rows        int64      `json:"rows"`
+	Cut         outbox.LSN `json:"cut"`          // what was committed below it goes
+	CutSequence uint64     `json:"cut_sequence"` // and what the stream had up to here
+	Messages    uint64     `json:"messages"`     // of the stream
+	Copies      []Copy     `json:"copies"`
+	Archived    int64      `json:"archived"` // messages of the archive
+	Folders     []string   `json:"archive_folders"`
+
+	Waiting    []string `json:"waiting,omitempty"` // what has to come before the rest can go
+	NotReached []string `json:"not_reached"`
+}
+
+// Lines is the report in words.
+func (r *Report) Lines() []string {
+	verb := "would go"
+	if r.Erased {
+		verb = "went"
+	}
+	lines := []string{}
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	say("request %s", r.Request)
+	if r.Document != "" {
+		say("document (HMAC) %s", r.Document)
+	}
+	if r.Notified != "" {
+		say("the last event is the row with id %s", r.Notified)
+	}
+	say("table %s: %d rows %s", r.Table, r.Rows, verb)
+	if r.Cut != 0 {
+		say("cut: what was committed below %v, or in the stream up to %d", r.Cut, r.CutSequence)
+	}
+	say("stream %s: %d messages %s", r.Stream, r.Messages, verb)
+	for _, c := range r.Copies {
+		say("stream %s, a copy: %d messages %s", c.Stream, c.Messages, verb)
+	}
+	if len(r.Folders) > 0 {
+		say("archive: %d messages %s", r.Archived, verb)
+	}
+	for _, w := range r.Waiting {
+		say("waiting: %s", w)
+	}
+	for _, n := range r.NotReached {
+		say("not reached: %s", n)
+	}
+	switch {
+	case r.Finished != nil:
+		say("finished at %s", r.Finished.UTC().Format(time.RFC3339))
+	case r.Erased:
+		say("not finished: run it again")
+	}
+	return lines
+}
+
+// command is one run.
+type command struct {
+	cfg    config.Config
+	log    *slog.Logger
+	o      Options
+	l      *backfill.Conns
+	rd     backfill.Readings
+	doc    *erasure.Document
+	keep   string // the id of the last event, as it stands in a header; "": there is none
+	ledger *erasure.Ledger
+	rec    *erasure.Record
+	rep    *Report
+	stream *stream.Stream
+	store  archive.Store // nil: there is no archive
+	list   []streamInfo  // the account's streams
+	untold uint64        // messages that do not say which document they are of
+}
+
+// askTimeout bounds each request to JetStream.
+const askTimeout = 30 * time.Second
+
+var requestName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+
+func (o *Options) check() error {
+	bad := func(format string, args ...any) error {
+		return &outbox.Fault{Class: outbox.Usage, Code: "flags", Message: fmt.Sprintf(format, args...),
+			Hint: "`outflow erase --help` says what they are"}
+	}
+	switch {
+	case o.Doc == "":
+		return bad("--doc is missing: which document is erased?")
+	case !requestName.MatchString(o.Request):
+		return bad("--request %q is no name of a request: letters, digits and . _ -, at most 100", o.Request)
+	case strings.Contains(o.Request, o.Doc):
+		return bad("--request %q has the document in it, and outlives the erasure", o.Request)
+	case o.Wait < 0:
+		return bad("--wait is less than 0")
+	case o.Key != "" && o.Notify == nil:
+		return bad("--notify-key is of the event that --notify writes")
+	}
+	return nil
+}
+
+// Run erases, or says what it would do. The report is nil only where nothing could be found out.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if err := wiring.NeedTable(cfg, "what an erasure remembers"); err != nil {
+		return nil, err
+	}
+	if o.Hit == nil {
+		o.Hit = func(string) {}
+	}
+	l, err := backfill.Open(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	c := &command{cfg: cfg, log: log, o: o, l: l, stream: stream.New(l.NATS.API(), cfg.Stream, log)}
+	if c.rd, err = l.Read(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.ready(); err != nil {
+		return nil, err
+	}
+	if c.doc, err = erasure.NewDocument(cfg, l.Layout.Resolved, o.Doc); err != nil {
+		return nil, err
+	}
+	if cfg.Archive.URL != "" {
+		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
+			return nil, err
+		}
+		defer func() { _ = c.store.Close() }()
+	}
+	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
+	if url := cfg.Retain.PostgresURL; url != "" {
+		target.Setting, target.URL = "retain.postgres_url", url
+	}
+	if c.ledger, err = erasure.Open(ctx, target, l.PGC.Table, cfg.Slot); err != nil {
+		return nil, err
+	}
+	defer c.ledger.Close()
+	m, err := partition.Open(ctx, target, partition.Config{Table: l.PGC.Table, Slot: cfg.Slot,
+		ID: l.Layout.ID, OtherSlots: cfg.Retain.OtherSlots}, partition.Options{Hit: o.Hit})
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	c.rep = &Report{Request: o.Request, Table: l.Layout.Mapping.Table, Stream: cfg.Stream, Copies: []Copy{},
+		Folders: []string{}}
+	if c.rec, err = c.ledger.Find(ctx, o.Request, o.Doc); err != nil {
+		return nil, err
+	}
+	if err := c.copies(ctx); err != nil {
+		return nil, err
+	}
+	if o.Yes {
+		err = c.erase(ctx, m)
+	} else {
+		err = c.plan(ctx, m)
+	}
+	return c.rep, err
+}
+
+// ready refuses where the record does not say what may go.
+func (c *command) ready() error {
+	refuse := func(format string, args ...any) error {
+		return &outbox.Fault{Class: outbox.Fatal, Code: "erase_record", Message: fmt.Sprintf(format, args...)}
+	}
+	rec, st := c.rd.Record, c.rd.Stream
+	switch {
+	case c.rd.Corrupt != nil:
+		return c.rd.Corrupt
+	case !st.Exists:
+		return refuse("stream %s does not exist", c.cfg.Stream)
+	case st.Restoring != "":
+		return refuse("stream %s is being restored", c.cfg.Stream)
+	case rec == nil:
+		return refuse("slot %s has no checkpoint record: nothing is confirmed", c.cfg.Slot)
+	case !rec.Created.Equal(st.Created):
+		return refuse("the checkpoint record of slot %s is of another stream %s, made at %v", c.cfg.Slot,
+			c.cfg.Stream, rec.Created)
+	case rec.Repairing != "" || rec.Creating:
+		return refuse("a repair, a snapshot or init of slot %s has not finished", c.cfg.Slot)
+	case rec.Stopped != "":
+		return refuse("outflow run has stopped with %s", rec.Stopped)
+	}
+	return nil
+}
+
+// document is whose rows go.
+func (c *command) document() partition.Document {
+	d := partition.Document{Column: c.l.Layout.Mapping.Doc, Name: c.o.Doc, ID: c.l.Layout.ID}
+	if c.rec != nil {
+		d.Keep = c.rec.Notified
+	}
+	return d
+}
+
+// plan says what would go, of what is there now.
+func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
+	r := c.rep
+	if c.rec == nil || c.rec.Cut == 0 {
+		c.rec = &erasure.Record{Cut: c.rd.Server.WALEnd, CutSeq: c.rd.Stream.LastSeq,
+			Created: micro(c.rd.Stream.Created)}
+		if r.Rows, err = m.CountDocument(ctx, c.document()); err != nil {
+			return err
+		}
+	} else {
+		c.fill()
+	}
+	found, err := c.find(ctx, c.cfg.Stream, c.rd.Stream.LastSeq, asItIs, c.inStream)
+	if err != nil {
+		return err
+	}
+	r.Messages = uint64(len(found))
+	for i := range r.Copies {
+		if r.Copies[i].Messages, err = c.inCopy(ctx, r.Copies[i].Stream, false); err != nil {
+			return err
+		}
+	}
+	if err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
+		return a.Read(ctx, 1, func(m *archive.Message) error {
+			yes, err := is(m)
+			if yes {
+				r.Archived++
+			}
+			return err
+		})
+	}); err != nil {
+		return err
+	}
+	c.limits()
+	return nil
+}
+
+// fill fills the report from the record.
+func (c *command) fill() {
+	r, rec := c.rep, c.rec
+	r.Document, r.Requested = fmt.Sprintf("%x", rec.Document), &rec.Requested
+	r.Notified, r.Rows, r.Cut, r.CutSequence = rec.Notified, rec.Rows, rec.Cut, rec.CutSeq
+	r.Messages, r.Archived = rec.Erased.Count(), rec.Archived
+	for i := range r.Copies {
+		r.Copies[i].Messages = rec.Copies[r.Copies[i].Stream]
+	}
+}
+
+// erase does it, as far as that goes now.
+func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
+	defer c.limits()
+	if err := c.ledger.Alone(ctx); err != nil {
+		return err
+	}
+	if c.rec, err = c.ledger.Begin(ctx, c.o.Request, c.o.Doc, c.rd.Server.SystemID, c.cfg.Stream,
+		micro(c.rd.Stream.Created)); err != nil {
+		return err
+	}
+	c.rep.Erased = true
+	defer c.fill()
+	c.o.Hit("erase.begun")
+	if err := c.sameServer(); err != nil {
+		return err
+	}
+	if c.rec.Cut == 0 {
+		if err := c.rows(ctx, m); err != nil {
+			return err
+		}
+	}
+	c.o.Hit("erase.cut")
+	until := time.Now().Add(c.o.Wait)
+	confirmed, err := c.slots(ctx, until)
+	if err != nil || !confirmed {
+		return c.waits(err)
+	}
+	c.o.Hit("erase.confirmed")
+	if err := c.messages(ctx, until); err != nil {
+		return err
+	}
+	c.o.Hit("erase.messages")
+	for _, k := range c.rep.Copies {
+		n, err := c.inCopy(ctx, k.Stream, true)
+		c.rec.Copies[k.Stream] += n
+		if err := errors.Join(err, c.ledger.Save(ctx, c.rec)); err != nil {
+			return err
+		}
+	}
+	c.o.Hit("erase.copies")
+	if err := c.archive(ctx); err != nil {
+		return err
+	}
+	c.o.Hit("erase.archived")
+	if len(c.rep.Waiting) > 0 {
+		return c.waits(nil)
+	}
+	c.fill()
+	c.limits()
+	if c.rec.Finished.IsZero() {
+		now := c.rd.Now.UTC()
+		c.rep.Finished = &now
+	}
+	if err := c.ledger.Finish(ctx, c.rec, c.rep); err != nil {
+		return err
+	}
+	c.rep.Finished = &c.rec.Finished
+	c.o.Hit("erase.finished")
+	return nil
+}
+
+// waits is the fault of what has to be waited for.
+func (c *command) waits(err error) error {
+	if err != nil {
+		return err
+	}
+	return &outbox.Fault{Class: outbox.Transient, Code: "erase_waits",
+		Message: fmt.Sprintf("request %s has not finished: %s", c.o.Request,
+			strings.Join(c.rep.Waiting, "; "))}
+}
+
+// sameServer refuses a cut of another cluster, or one that lies behind the end of WAL: its rows may be there
+// again.
+func (c *command) sameServer() error {
+	if c.rec.System == c.rd.Server.SystemID && c.rec.Cut <= c.rd.Server.WALEnd {
+		return nil
+	}
+	return &outbox.Fault{Class: outbox.Gap, Code: "erase_server",
+		Message: fmt.Sprintf("request %s was begun on the database cluster %s, up to %v; this is %s, at %v",
+			c.o.Request, c.rec.System, c.rec.Cut, c.rd.Server.SystemID, c.rd.Server.WALEnd)}
+}
+
+// rows deletes the rows, and notes the cut.
+func (c *command) rows(ctx context.Context, m *partition.Manager) error {
+	if c.o.Notify != nil && c.rec.Notified == "" {
+		if err := c.notify(ctx); err != nil {
+			return err
+		}
+		c.o.Hit("erase.notified")
+	}
+	n, err := m.CountDocument(ctx, c.document())
+	if err != nil {
+		return err
+	}
+	if c.rec.Rows == 0 { // a run that is killed forgets how many it has deleted
+		c.rec.Rows = n
+		if err := c.ledger.Save(ctx, c.rec); err != nil {
+			return err
+		}
+	}
+	cut, err := m.EraseDocument(ctx, c.document(), func(ctx context.Context) (uint64, error) {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		st, err := c.stream.Tail(ctx)
+		return st.LastSeq, err
+	})
+	if err != nil {
+		return err
+	}
+	c.o.Hit("erase.deleted")
+	c.rec.Cut, c.rec.CutSeq, c.rec.Rows = cut.LSN, cut.Seq, max(c.rec.Rows, cut.Rows)
+	return c.ledger.Save(ctx, c.rec)
+}
+
+// poll is how often is looked whether the rest may go.
+const poll = 500 * time.Millisecond
+
+// pause waits a moment; false: there is no time left.
+func pause(ctx context.Context, until time.Time) (bool, error) {
+	if !time.Now().Before(until) {
+		return false, ctx.Err()
+	}
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-time.After(poll):
+		return true, nil
+	}
+}
+
+// slots waits until every slot has confirmed the cut.
+func (c *command) slots(ctx context.Context, until time.Time) (bool, error) {
+	defer progress.Wait(ctx, fmt.Sprintf("waiting until every slot has confirmed %v", c.rec.Cut))()
+	for {
+		behind, err := c.ledger.Behind(ctx, c.rec.Cut, c.cfg.Retain.OtherSlots)
+		if err != nil || len(behind) == 0 {
+			return err == nil, err
+		}
+		if more, err := pause(ctx, until); err != nil || !more {
+			c.rep.Waiting = behind
+			return false, err
+		}
+	}
+}
+
+// micro is a time as PostgreSQL keeps it.
+func micro(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
+
+// archive erases from all folders of the stream.
+func (c *command) archive(ctx context.Context) error {
+	current := archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created)
+	reached := c.store == nil || len(c.rec.Erased) == 0
+	err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
+		name := c.rep.Folders[len(c.rep.Folders)-1]
+		if name == current && len(c.rec.Erased) > 0 {
+			last := c.rec.Erased[len(c.rec.Erased)-1].To
+			// An archiver may hold one of them, which has read it before: not once the archive is beyond it.
+			if reached = a.Next() > last; !reached {
+				c.behind(a.Next()-1, last)
+			}
+		}
+		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
+		defer task.End()
+		done, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Is: is, Maybe: c.maybe(),
+			Done: func() { task.Add(1) }})
+		c.rec.Archived += int64(done.Messages)
+		return errors.Join(err, c.ledger.Save(ctx, c.rec))
+	})
+	if err == nil && !reached && len(c.rep.Waiting) == 0 {
+		c.behind(0, c.rec.Erased[len(c.rec.Erased)-1].To)
+	}
+	return err
+}
+
+func (c *command) behind(at, last uint64) {
+	c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("the archive ends at sequence %d, before %d, the last "+
+		"message that was erased: `outflow archive run --now`", at, last))
+}
+
+// maybe says which segments may have messages of the document; nil: each.
+func (c *command) maybe() func(*archive.Manifest) bool {
+	if c.doc.Subject() == "" {
+		return nil
+	}
+	hashes := []string{archive.SubjectHash(c.doc.Subject()), archive.SubjectHash(c.doc.Dead())}
+	return func(m *archive.Manifest) bool {
+		return slices.ContainsFunc(hashes, func(h string) bool { return slices.Contains(m.Docs, h) })
+	}
+}
+
+// eachFolder calls f with each archive of the stream, and of those that had its name before, and with what of
+// it goes.
+func (c *command) eachFolder(ctx context.Context,
+	f func(a *archive.Archive, is func(*archive.Message) (bool, error)) error) error {
+	if c.store == nil {
+		return nil
+	}
+	folders, err := archive.Folders(ctx, c.store, c.cfg.Stream)
+	if err != nil {
+		return err
+	}
+	for _, name := range folders {
+		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
+		if err != nil {
+			return err
+		}
+		c.rep.Folders = append(c.rep.Folders, name)
+		created := micro(a.Created())
+		if err := f(a, func(m *archive.Message) (bool, error) {
+			is, known := c.doc.Is(m.Subject, m.Header, m.Data)
+			if !known {
+				c.untold++
+			}
+			if !is {
+				return false, nil
+			}
+			seq := uint64(0) // of a stream that was made later nothing is known but positions
+			switch {
+			case created.Equal(c.rec.Created):
+				seq = m.Seq
+			case created.Before(c.rec.Created):
+				return !c.isLast(m.Header.Get(outbox.HeaderName)), nil
+			}
+			return c.goes(m.Header.Get(outbox.HeaderName), seq), nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// goes reports whether a message of the document, by its header, lies before the cut and is not the last
+// event. seq 0: the sequence is not known.
+func (c *command) goes(header string, seq uint64) bool {
+	h, err := outbox.ParseHeader(header)
+	if err != nil {
+		return false
+	}
+	return c.rec.Goes(h.Pos, seq) && !c.isLast(header)
+}
+
+func (c *command) isLast(header string) bool {
+	return c.rec.Notified != "" &&
+		outbox.HeaderID(header) == string(outbox.AppendHeaderValue(nil, c.rec.Notified))
+}
+
+// limits names what is not reached.
+func (c *command) limits() {
+	r := c.rep
+	r.NotReached = []string{
+		"PostgreSQL's WAL, its archive and base backups, standbys until they have replayed the deletion, and " +
+			"dead rows until vacuum",
+		"what consumers have made of the events, and events parked by them: outflow_parked, in their own " +
+			"databases (`outflow parked`)",
+		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
+		"streams of other accounts and domains that mirror this one or source from it",
+	}
+	for _, s := range c.list {
+		if s.outflow && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
+			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages of "+
+				"an Outflow: if they are copies of these, name it with --copy %s", s.name, s.name))
+		}
+	}
+	if c.untold > 0 {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+
+			"were published with another subject, or are dead letters without one", c.untold))
+	}
+	if !c.cfg.Shard.Whole() {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("streams of other shards than %v", c.cfg.Shard))
+	}
+	if c.store == nil {
+		r.NotReached = append(r.NotReached, "an archive, because archive.url is not set")
+	}
+}
+
+// delete erases a message from a stream, if it is the one that was read.
+func (c *command) delete(ctx context.Context, name string, f found) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	api := c.l.NATS.API()
+	m, err := api.Message(ctx, name, jsapi.MessageRequest{Seq: f.seq})
+	if err != nil || m == nil {
+		return err
+	}
+	h, err := headerOf(m)
+	if err != nil {
+		return err
+	}
+	if m.Subject != f.subject || h.Get(outbox.HeaderName) != f.header {
+		return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated", Message: fmt.Sprintf("stream %s "+
+			"has another message at sequence %d than a moment ago: it was made anew", name, f.seq)}
+	}
+	// without no_erase the server overwrites it
+	err = api.Ask(ctx, "STREAM.MSG.DELETE."+name, map[string]uint64{"seq": f.seq}, &jsapi.Answer{})
+	if err != nil {
+		if left, other := api.Message(ctx, name, jsapi.MessageRequest{Seq: f.seq}); other == nil && left == nil {
+			return nil
+		}
+		return fmt.Errorf("erase message %d of stream %s: %w", f.seq, name, err)
+	}
+	return nil
+}

@@ -1,0 +1,345 @@
+package erase
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// found is a message that goes.
+type found struct {
+	seq             uint64
+	subject, header string
+}
+
+// batch is how many messages are noted as erased before they are: so many a run that is killed may leave.
+const batch = 256
+
+// asItIs is the subject of a message in the stream itself, and in what mirrors it.
+func asItIs(subject string) string { return subject }
+
+// headerOf is a stored message's header.
+func headerOf(m *jsapi.Message) (nats.Header, error) {
+	if len(m.Header) == 0 {
+		return nats.Header{}, nil
+	}
+	h, err := nats.DecodeHeadersMsg(m.Header)
+	if err != nil {
+		return nil, fmt.Errorf("message %d: %w", m.Seq, err)
+	}
+	return h, nil
+}
+
+// find reads the messages of a stream up to a sequence, and returns those of the document that go.
+func (c *command) find(ctx context.Context, name string, last uint64, original func(subject string) string,
+	goes func(header string, seq uint64) bool) (all []found, err error) {
+	js, err := c.l.NATS.API().JetStream()
+	if err != nil || last == 0 {
+		return nil, err
+	}
+	task := progress.Count(ctx, "reading stream "+name, "messages", int64(last))
+	defer task.End()
+	err = jsapi.ReadStream(ctx, js, name, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
+	}, 0, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		seq, h := meta.Sequence.Stream, m.Headers()
+		if seq > last {
+			return jsapi.ErrStop
+		}
+		task.Set(int64(seq))
+		header := h.Get(outbox.HeaderName)
+		if header == "" || !goes(header, seq) {
+			return nil
+		}
+		var data []byte
+		if h.Get(sink.HeaderDeadLetter) != "" {
+			full, err := c.l.NATS.API().Message(ctx, name, jsapi.MessageRequest{Seq: seq})
+			if err != nil || full == nil {
+				return err
+			}
+			data = full.Data
+		}
+		is, known := c.doc.Is(original(m.Subject()), h, data)
+		if !known {
+			c.untold++
+		}
+		if is {
+			all = append(all, found{seq, m.Subject(), header})
+		}
+		return nil
+	})
+	return all, err
+}
+
+// inStream reports whether a message of the stream goes, if it is of the document.
+func (c *command) inStream(header string, seq uint64) bool {
+	if !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
+		seq = 0 // it was made anew
+	}
+	return c.goes(header, seq)
+}
+
+// mayGo is up to where messages may go, and why not further.
+func (c *command) mayGo(ctx context.Context) (streamretain.Bound, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	rec, _, err := wiring.Store(c.cfg, c.l.NATS).Load(ctx)
+	if err != nil {
+		return streamretain.Bound{}, err
+	}
+	st, err := c.stream.Tail(ctx)
+	if err != nil {
+		return streamretain.Bound{}, err
+	}
+	rule := streamretain.Config{}
+	if c.cfg.Reorder.Mode == config.ModeGap {
+		rule.Memory = c.cfg.Reorder.Memory
+	}
+	bounds := streamretain.Bounds(&rule, &streamretain.Facts{Created: st.Created, Last: st.LastSeq, Record: rec})
+	b := bounds[0]
+	if b.UpTo >= st.NewestSeq && st.NewestSeq > 0 {
+		b.UpTo, b.Why = st.NewestSeq-1, fmt.Sprintf("%d is the newest message: without it the stream would "+
+			"look as if it had lost its end", st.NewestSeq)
+	}
+	return b, nil
+}
+
+// messages erases those of the stream, as far as they may go until then.
+func (c *command) messages(ctx context.Context, until time.Time) error {
+	// All that was committed below the cut is in the stream: its own slot has confirmed it.
+	st, err := c.stream.Tail(ctx)
+	if err != nil {
+		return err
+	}
+	if !st.Created.Equal(c.rd.Stream.Created) {
+		return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated",
+			Message: fmt.Sprintf("stream %s was made anew while this ran", c.cfg.Stream)}
+	}
+	left, err := c.find(ctx, c.cfg.Stream, st.LastSeq, asItIs, c.inStream)
+	if err != nil {
+		return err
+	}
+	task := progress.Count(ctx, "erasing from stream "+c.cfg.Stream, "messages", int64(len(left)))
+	defer task.End()
+	for len(left) > 0 {
+		bound, err := c.mayGo(ctx)
+		if err != nil {
+			return err
+		}
+		n := 0
+		for n < len(left) && n < batch && left[n].seq <= bound.UpTo {
+			n++
+		}
+		if n > 0 {
+			if err := c.eraseBatch(ctx, left[:n]); err != nil {
+				return err
+			}
+			task.Add(int64(n))
+			left = left[n:]
+			continue
+		}
+		if more, err := pause(ctx, until); err != nil || !more {
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("%d messages of the stream, from %d on, can't "+
+				"go yet: %s", len(left), left[0].seq, bound.Why))
+			return err
+		}
+	}
+	return nil
+}
+
+// eraseBatch notes that messages are erased, and erases them. What a run that was killed has noted stays
+// noted: it is of the document, and the next run erases it.
+func (c *command) eraseBatch(ctx context.Context, all []found) error {
+	var erased outbox.Sequences
+	for _, f := range all {
+		erased = erased.With(outbox.SequenceRange{From: f.seq, To: f.seq})
+	}
+	c.rec.Erased = c.rec.Erased.With(erased...)
+	if err := c.ledger.Save(ctx, c.rec); err != nil {
+		return err
+	}
+	c.o.Hit("erase.saved")
+	ask, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if err := c.stream.NoteErased(ask, erased); err != nil {
+		return err
+	}
+	c.o.Hit("erase.noted")
+	for _, f := range all {
+		if err := c.delete(ctx, c.cfg.Stream, f); err != nil {
+			return err
+		}
+		c.o.Hit("erase.message")
+	}
+	return nil
+}
+
+// streamInfo is what is known of a stream of the account.
+type streamInfo struct {
+	name    string
+	origins []string // streams of this account that it copies
+	live    bool     // an Outflow publishes to it
+	outflow bool     // its newest message is one of Outflow, and it is not a live stream
+}
+
+// replayed is the name of the stream in which consumers find what is replayed to them.
+func replayed(stream string) string { return stream + "_replay" }
+
+// copies lists the streams of the account that have copies of the messages: those that mirror it or source
+// from it, over others too, what is replayed to consumers, and those that the command line names.
+func (c *command) copies(ctx context.Context) error {
+	if err := c.listStreams(ctx); err != nil {
+		return err
+	}
+	is := map[string]bool{}
+	known := map[string]bool{}
+	for _, s := range c.list {
+		known[s.name] = true
+	}
+	for _, name := range c.o.Copies {
+		if !known[name] || name == c.cfg.Stream {
+			return &outbox.Fault{Class: outbox.Usage, Code: "flags",
+				Message: fmt.Sprintf("--copy %q: the account has no such other stream", name)}
+		}
+		is[name] = true
+	}
+	if name := replayed(c.cfg.Stream); known[name] {
+		is[name] = true
+	}
+	for more := true; more; {
+		more = false
+		for _, s := range c.list {
+			if !is[s.name] && s.name != c.cfg.Stream && slices.ContainsFunc(s.origins, func(o string) bool {
+				return o == c.cfg.Stream || is[o]
+			}) {
+				is[s.name], more = true, true
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(is)) {
+		c.rep.Copies = append(c.rep.Copies, Copy{Stream: name})
+	}
+	return nil
+}
+
+// listStreams reads the account's streams, but for buckets.
+func (c *command) listStreams(ctx context.Context) error {
+	defer progress.Wait(ctx, "waiting for NATS: the account's streams")()
+	api := c.l.NATS.API()
+	type origin struct {
+		Name     string          `json:"name"`
+		External json.RawMessage `json:"external"`
+	}
+	for offset := 0; ; {
+		var page struct {
+			jsapi.Answer
+			Total   int `json:"total"`
+			Streams []struct {
+				Config struct {
+					Name     string   `json:"name"`
+					Subjects []string `json:"subjects"`
+					Mirror   *origin  `json:"mirror"`
+					Sources  []origin `json:"sources"`
+				} `json:"config"`
+			} `json:"streams"`
+		}
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		err := api.Ask(ask, "STREAM.LIST", map[string]int{"offset": offset}, &page)
+		cancel()
+		if err != nil {
+			return err
+		}
+		for _, s := range page.Streams {
+			k := s.Config
+			if strings.HasPrefix(k.Name, "KV_") || strings.HasPrefix(k.Name, "OBJ_") {
+				continue
+			}
+			info := streamInfo{name: k.Name}
+			if k.Mirror != nil {
+				k.Sources = append(k.Sources, *k.Mirror)
+			}
+			for _, o := range k.Sources {
+				if o.External == nil {
+					info.origins = append(info.origins, o.Name)
+				}
+			}
+			info.live = len(k.Subjects) == 1 && strings.HasPrefix(k.Subjects[0], "_outflow.")
+			if !info.live {
+				ask, cancel := context.WithTimeout(ctx, askTimeout)
+				m, err := api.Message(ask, k.Name, jsapi.MessageRequest{Last: ">"})
+				cancel()
+				if err != nil {
+					return fmt.Errorf("stream %s: %w", k.Name, err)
+				}
+				if m != nil {
+					h, err := headerOf(m)
+					info.outflow = err == nil && h.Get(outbox.HeaderName) != ""
+				}
+			}
+			c.list = append(c.list, info)
+		}
+		if offset += len(page.Streams); len(page.Streams) == 0 || offset >= page.Total {
+			return nil
+		}
+	}
+}
+
+// inCopy erases from a copy, or counts what it would erase there. Of a message there its position says whether
+// it lies before the cut, and the document is in the subject that it had in the stream.
+func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64, err error) {
+	var info struct {
+		jsapi.Answer
+		State struct {
+			Last uint64 `json:"last_seq"`
+		} `json:"state"`
+	}
+	ask, cancel := context.WithTimeout(ctx, askTimeout)
+	err = c.l.NATS.API().Ask(ask, "STREAM.INFO."+name, nil, &info)
+	cancel()
+	if err != nil {
+		return 0, err
+	}
+	original := func(subject string) string {
+		// what outflow replay publishes has the original subject behind these
+		if rest, is := strings.CutPrefix(subject, "_outflow_replay."+c.cfg.Stream+"."); is {
+			_, rest, _ = strings.Cut(rest, ".") // the consumer
+			return rest
+		}
+		if rest, is := strings.CutPrefix(subject, "replay."+name+"."); is {
+			return rest
+		}
+		return subject
+	}
+	all, err := c.find(ctx, name, info.State.Last, original, func(header string, _ uint64) bool {
+		return c.goes(header, 0)
+	})
+	if err != nil || !erase {
+		return uint64(len(all)), err
+	}
+	task := progress.Count(ctx, "erasing from stream "+name, "messages", int64(len(all)))
+	defer task.End()
+	for _, f := range all {
+		if err := c.delete(ctx, name, f); err != nil {
+			return n, err
+		}
+		n++
+		task.Add(1)
+		c.o.Hit("erase.copy")
+	}
+	return n, nil
+}
