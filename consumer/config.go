@@ -67,6 +67,9 @@ type Config struct {
 	StopTimeout time.Duration // how long Run waits for running handlers when it stops. Default 10 s
 
 	Start Start // where a consumer without offsets begins
+	// Archive is where messages are read that retention has taken from the stream: package consumer/archive
+	// opens that of `outflow archive`. Without it, such messages are a gap.
+	Archive Archive
 	// AcceptFilter lets a consumer continue from offsets that were made with other Filters. Earlier messages
 	// that those left out are never read.
 	AcceptFilter bool

@@ -78,10 +78,17 @@ func (d *dispatcher) readFor(interval context.Context) (more bool, err error) {
 			return true, nil
 		}
 		m, err := d.reader.Read(interval)
-		if err != nil && interval.Err() == nil {
+		var gap *stream.Gap
+		switch {
+		case errors.As(err, &gap):
+			if err := d.gap(gap.From, gap.To, true); err != nil {
+				return false, err
+			}
+			d.at.Seq, d.header = gap.To, nil
+			continue
+		case err != nil && (interval.Err() == nil || !isEnd(err) && d.wait.Err() == nil):
 			return false, fmt.Errorf("read stream %s: %w", d.cfg.Stream, err)
-		}
-		if err != nil {
+		case err != nil:
 			continue
 		}
 		if err := d.take(m); err != nil {
@@ -89,6 +96,11 @@ func (d *dispatcher) readFor(interval context.Context) (more bool, err error) {
 		}
 	}
 	return false, nil
+}
+
+// isEnd reports whether an error says that a context has ended.
+func isEnd(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
 // take dispatches a message, unless it is beyond the sequence to stop at: then there is nothing more before
@@ -186,6 +198,9 @@ func (d *dispatcher) maintain() error {
 // inspect asks for the stream's state, and checks that everything the source handed out arrived here.
 func (d *dispatcher) inspect(f flowState) error {
 	st, err := stateOf(d.work, d.src)
+	if err != nil && d.stop.Err() != nil && d.work.Err() == nil {
+		return errStopping
+	}
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
 	}
@@ -211,7 +226,7 @@ func (d *dispatcher) inspect(f flowState) error {
 		if err := d.removed(st.Erased.Lacking(known+1, st.First-1)); err != nil {
 			return err
 		}
-		d.at.Seq = st.First - 1
+		d.skip(offset{Seq: st.First - 1, Due: d.at.Due, N: d.at.N, Pos: d.at.Pos}, d.header)
 	}
 	return d.skipFiltered(st)
 }
@@ -271,9 +286,17 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 		d.candidate = offsetOf(st.Last, &h)
 	}
 	if candidate.Seq > d.at.Seq && (next == 0 || next > candidate.Seq) {
-		d.at, d.header = candidate, nil
+		d.skip(candidate, nil)
 	}
 	return nil
+}
+
+// skip moves beyond what need not be read.
+func (d *dispatcher) skip(to offset, h *outbox.Header) {
+	d.at, d.header = to, h
+	if j, ok := d.src.(*joined); ok {
+		j.skip(to.Seq)
+	}
 }
 
 // advanceIdle moves the offsets of workers that have had nothing to do since the last inspection.
@@ -343,6 +366,12 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message
 func (d *dispatcher) explainJump(m *stream.Message) (erased bool, err error) {
 	from, to := max(d.at.Seq, d.check.gapTo)+1, m.Sequence-1
 	if from > to || !d.cfg.readsAll() {
+		return false, nil
+	}
+	if m.Archived { // the archive has noted that there is no message
+		d.cfg.Log.Warn("the archive has no message here: it was erased, or deleted before it was archived",
+			"from", from, "to", to)
+		d.header = nil
 		return false, nil
 	}
 	next, err := d.src.Next(d.work, from)
@@ -433,13 +462,19 @@ func missing(prev, next *outbox.Header) bool {
 func gapFault(cfg *Config, from, to uint64, removed bool) error {
 	hint := fmt.Sprintf("Let the events come again from the table (`outflow replay --to consumer:%s`), or "+
 		"do without them: Config.AcceptGap", cfg.Name)
+	has := "not in the stream any more"
+	if cfg.Archive != nil {
+		has = "neither in the stream nor in its archive"
+	} else {
+		hint = "If `outflow archive` has them, set Config.Archive. " + hint
+	}
 	if !removed {
 		return fault(ErrGap, nil, hint,
 			"stream %s, consumer %s: the headers at sequence %d show that messages are missing before it",
 			cfg.Stream, cfg.Name, to)
 	}
-	f := fault(ErrGap, nil, hint, "stream %s, consumer %s: the messages of sequences %d to %d are not in "+
-		"the stream any more, and were not read", cfg.Stream, cfg.Name, from, to)
+	f := fault(ErrGap, nil, hint, "stream %s, consumer %s: the messages of sequences %d to %d are %s, "+
+		"and were not read", cfg.Stream, cfg.Name, from, to, has)
 	return &possibleLoss{f, fmt.Sprintf("gap from %d", from)}
 }
 

@@ -14,6 +14,7 @@ var (
 	ErrGap     = kind(outbox.Gap, "consumer_gap", "messages were removed before they were read")
 	ErrForeign = kind(outbox.Fatal, "consumer_foreign", "a message that Outflow did not publish")
 	ErrStream  = kind(outbox.Gap, "consumer_stream", "the stream is not the one that the marks count in")
+	ErrArchive = kind(outbox.Gap, "consumer_archive", "the archive can't be read, or is of other messages")
 	ErrRepeat  = kind(outbox.Gap, "consumer_repeat", "an event is in the stream twice")
 	ErrKeying  = kind(outbox.Fatal, "consumer_keying", "the marks were made with another keying")
 	ErrFilter  = kind(outbox.Fatal, "consumer_filter", "the marks were made with other filters")

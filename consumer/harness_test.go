@@ -231,6 +231,8 @@ func (r *memoryReader) Check(context.Context) (uint64, error) {
 	return r.at, nil
 }
 
+func (r *memoryReader) Buffered() int { return 0 }
+
 func (r *memoryReader) Close() {}
 
 // harness is a database with effects that depend on the order and the number of events: for each document a

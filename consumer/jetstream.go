@@ -90,8 +90,7 @@ func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 	case a.Cluster != nil && a.Cluster.Leader == "":
 		return stream.State{}, fmt.Errorf("stream %s: %w", s.stream, errNoLeader)
 	}
-	st := stream.State{Created: a.Created.Truncate(time.Microsecond), First: a.State.FirstSeq,
-		Last: a.State.LastSeq}
+	st := stream.State{Created: a.Created, First: a.State.FirstSeq, Last: a.State.LastSeq}
 	if a.State.Msgs == 0 {
 		st.First = a.State.LastSeq + 1
 	}
@@ -317,7 +316,7 @@ func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, r.failed(err)
 	}
-	if info.Delivered.Consumer <= r.delivered || r.buffered() {
+	if info.Delivered.Consumer <= r.delivered || r.Buffered() > 0 {
 		r.overdue = 0
 	} else if r.overdue == r.delivered+1 {
 		return 0, r.failed(fmt.Errorf("delivery %d never came", r.overdue))
@@ -327,8 +326,12 @@ func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	return info.Delivered.Stream, nil
 }
 
-// buffered reports whether messages have come that were not read yet.
-func (r *streamReader) buffered() bool { return r.pulled != nil && len(r.pulled.Messages()) > 0 }
+func (r *streamReader) Buffered() int {
+	if r.pulled == nil {
+		return 0
+	}
+	return len(r.pulled.Messages())
+}
 
 // Close lets the server remove the consumer. If it is not asked, it does that by itself after a while.
 func (r *streamReader) Close() {

@@ -68,6 +68,9 @@ func (r *run) read(ctx context.Context, until uint64, offsets offsets) error {
 	defer wake()
 	defer context.AfterFunc(work, wake)()
 	r.stop, r.finish, r.work, r.wait = stop, finish, work, wait
+	if j, ok := r.src.(*joined); ok {
+		j.wait = wait
+	}
 
 	all, fail := &errgroup.Group{}, func(err error) error {
 		if err != nil {

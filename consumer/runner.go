@@ -47,6 +47,8 @@ type runner struct {
 	doubtful bool // the newest session has ended with an error: can the stream be reached?
 
 	gapTo uint64 // up to where missing messages that a session found at its start are counted
+
+	past pasts // of Config.Archive
 }
 
 func (r *runner) loop(ctx context.Context) error {
@@ -356,7 +358,16 @@ func (r *runner) live() stream.Source {
 		metadata: r.metadata()}
 }
 
-// begin makes the offsets of a new consumer.
+// source is the live stream with the archive before it, if there is one, for what lies behind a sequence.
+func (r *runner) source(after uint64) stream.Source {
+	if r.cfg.Archive == nil {
+		return r.live()
+	}
+	return &joined{Source: r.live(), cfg: &r.cfg, pasts: &r.past, floor: after}
+}
+
+// begin makes the offsets of a new consumer. With an archive the first event is that of sequence 1: if nobody
+// has it any more, that is a gap.
 func (r *runner) begin(ctx context.Context) error {
 	now, err := stateOf(ctx, r.live())
 	if err != nil {
@@ -365,6 +376,8 @@ func (r *runner) begin(ctx context.Context) error {
 	at := offset{Seq: now.First - 1}
 	if r.cfg.Start == FromNow {
 		at.Seq = now.Last
+	} else if r.cfg.Archive != nil {
+		at.Seq = 0
 	}
 	return r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
 }
@@ -408,7 +421,7 @@ func (r *runner) checkLayout(ctx context.Context, st *state) error {
 
 // readLive reads the live stream.
 func (r *runner) readLive(ctx context.Context, st *state, parking *parking) error {
-	src := r.live()
+	src := r.source(oldest(st.Offsets[live].list()).Seq)
 	check, err := r.prepareLive(ctx, st, src)
 	if err != nil {
 		return err
@@ -472,6 +485,9 @@ func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) 
 			"Give it another Name, or set AcceptFilter to go on from the marks: earlier events on other "+
 				"subjects are never read then", "consumer %s: its marks were made with the filters %q, not "+
 				"%q", r.cfg.Name, st.Filters, r.cfg.Filters)
+	}
+	if j, ok := src.(*joined); ok {
+		j.skip(check.gapTo)
 	}
 	if from := max(check.gapFrom, r.gapTo+1); from <= check.gapTo { // a session that fails finds it again
 		r.met.gap(check.gapTo - from + 1)

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -116,7 +117,7 @@ func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Sour
 	stored := map[uint64]bool{}
 	for _, p := range all.partitions() {
 		m := all[p]
-		if m.Seq < now.First || m.Seq > now.Last || !m.known() || m.Lost {
+		if m.Seq < now.Kept || m.Seq > now.Last || !m.known() || m.Lost {
 			continue
 		}
 		if _, asked := stored[m.Seq]; !asked {
@@ -163,5 +164,6 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 func stateOf(ctx context.Context, src stream.Source) (stream.State, error) {
 	st, err := src.State(ctx)
 	st.Created = st.Created.UTC().Truncate(time.Microsecond)
+	st.Kept = cmp.Or(st.Kept, st.First)
 	return st, err
 }

@@ -130,4 +130,6 @@ func (r *reader) Read(ctx context.Context) (*stream.Message, error) {
 
 func (r *reader) Check(context.Context) (uint64, error) { return r.at, nil }
 
+func (r *reader) Buffered() int { return 0 }
+
 func (r *reader) Close() { r.once.Do(func() { close(r.closed) }) }

@@ -4,6 +4,7 @@ package stream
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,6 +20,8 @@ type Message struct {
 	Sequence uint64 // in the stream
 	Time     time.Time
 	Replay   bool // it comes from a replay: see consumer.Event.Replayed
+	// It comes from the archive, which knows of each sequence before it that it has no message.
+	Archived bool
 }
 
 // State is the state of a source's stream.
@@ -27,6 +30,8 @@ type State struct {
 	First   uint64 // sequence of the first message; Last+1 if there is none
 	Last    uint64 // sequence of the last message ever stored
 	Erased  outbox.Sequences
+	// Kept is the first message that the stream itself has. First may lie before it, in the archive. 0: First
+	Kept uint64
 }
 
 // Source is a stream as one consumer sees it: the messages that match its filter. Its methods and those of
@@ -50,9 +55,39 @@ type Reader interface {
 	// Check returns the sequence of the newest message that the source has handed out to this reader, read or
 	// not, and an error if it has handed out messages that Read never saw.
 	Check(ctx context.Context) (handed uint64, err error)
+	// Buffered is how many messages have come for certain that Read has not returned yet.
+	Buffered() int
 	// Close ends reading, including a Read in progress.
 	Close()
 }
+
+// Archive has messages that retention has taken from streams.
+type Archive interface {
+	// Past opens what it has of the stream that was made at that time.
+	Past(ctx context.Context, stream string, created time.Time) (Past, error)
+}
+
+// Past is what an archive has of one stream: all messages from the first one up to some sequence. Read may run
+// while other methods are called.
+type Past interface {
+	// Next is the sequence behind the last message that it has; 1 if it has none.
+	Next() uint64
+	// Refresh looks for what has been archived since.
+	Refresh(ctx context.Context) error
+	// Get reads a message; nil if there is none.
+	Get(ctx context.Context, seq uint64) (*Message, error)
+	// Same reports whether a message of the stream is what was archived under its sequence.
+	Same(ctx context.Context, m *Message) (bool, error)
+	// Read calls f with the messages from one sequence to below another, in order, and lost with each range
+	// that was lost before it could be archived, in its place. An error of either ends it and is returned.
+	Read(ctx context.Context, from, below uint64, f func(*Message) error, lost func(*Gap) error) error
+}
+
+// Gap is the error of a reader for sequences whose messages nobody has any more. Reading goes on behind them.
+type Gap struct{ From, To uint64 }
+
+// Error implements error.
+func (g *Gap) Error() string { return fmt.Sprintf("messages %d to %d are gone", g.From, g.To) }
 
 // Hooks are set by tests.
 type Hooks struct {

@@ -210,6 +210,30 @@ func TestConsumerIsALibrary(t *testing.T) {
 	}
 }
 
+// Who reads no archive does not get what that takes: drivers of object stores, and a decoder.
+func TestConsumerBringsNoArchive(t *testing.T) {
+	t.Parallel()
+	all := list(t, "Deps")
+	for _, name := range []string{"producer", "consumer", "consumer/consumertest"} {
+		for _, path := range of(t, all, name) {
+			for _, root := range []string{"gocloud.dev", "google.golang.org/api", "github.com/aws",
+				"github.com/klauspost/compress/zstd", "github.com/nats-io/nats-server"} {
+				if within(path, root) || within(path, module+"/consumer/archive") {
+					t.Errorf("%s reaches %s", name, path)
+				}
+			}
+		}
+	}
+	for _, path := range of(t, all, "consumer/archive") {
+		for _, root := range []string{"github.com/aws", "github.com/nats-io/nats-server", module +
+			"/internal/operate", module + "/internal/lab"} {
+			if within(path, root) {
+				t.Errorf("consumer/archive reaches %s", path)
+			}
+		}
+	}
+}
+
 // The judge is a second opinion: it shares no code with what it judges, not even the vocabulary.
 func TestTheJudgeSharesNothing(t *testing.T) {
 	t.Parallel()
@@ -232,7 +256,7 @@ func TestTheServiceHasNoLaboratory(t *testing.T) {
 }
 
 // Each group of internal may use the ones before it, app, lifecycle, operate, lab, and never one behind it.
-// What is on top of the tree uses none.
+// What is on top of the tree uses none, but for what reads archives for consumers.
 func TestGroupsOfInternalPointOneWay(t *testing.T) {
 	t.Parallel()
 	groups := []string{"internal/app", "internal/lifecycle", "internal/operate", "internal/lab"}
@@ -242,6 +266,9 @@ func TestGroupsOfInternalPointOneWay(t *testing.T) {
 			continue
 		}
 		for _, path := range imports {
+			if pkg == module+"/consumer/archive" && path == module+"/internal/lifecycle/archive" {
+				continue
+			}
 			if of := slices.IndexFunc(groups, func(g string) bool {
 				return within(path, module+"/"+g)
 			}); of > rank {

@@ -51,6 +51,7 @@ type Archive struct {
 	stream  string
 	created time.Time
 	hit     func(point string)
+	brief   bool // without what is known of documents
 }
 
 // Folders lists the names of the folders of a stream, oldest first. A stream that was made again has a
@@ -70,6 +71,14 @@ func Folders(ctx context.Context, store Store, stream string) ([]string, error) 
 // Load reads the manifests of a folder and checks their chain. hit is called at points where tests kill the
 // process, and may be nil.
 func Load(ctx context.Context, store Store, folder string, hit func(point string)) (*Archive, error) {
+	a, err := prepare(store, folder, hit)
+	if err != nil {
+		return nil, err
+	}
+	return a, a.Refresh(ctx)
+}
+
+func prepare(store Store, folder string, hit func(point string)) (*Archive, error) {
 	parts := folderName.FindStringSubmatch(folder)
 	if parts == nil {
 		return nil, fmt.Errorf("archive: %q is no folder of a stream", folder)
@@ -81,7 +90,18 @@ func Load(ctx context.Context, store Store, folder string, hit func(point string
 	if hit == nil {
 		hit = func(string) {}
 	}
-	a := &Archive{store: store, folder: root + folder + "/", stream: parts[1], created: created, hit: hit}
+	return &Archive{store: store, folder: root + folder + "/", stream: parts[1], created: created,
+		hit: hit}, nil
+}
+
+// LoadBrief is Load for a process that only reads and runs on: the manifests do not have the hashes of their
+// documents, which are most of them.
+func LoadBrief(ctx context.Context, store Store, folder string) (*Archive, error) {
+	a, err := prepare(store, folder, nil)
+	if err != nil {
+		return nil, err
+	}
+	a.brief = true
 	return a, a.Refresh(ctx)
 }
 
@@ -101,6 +121,9 @@ func (a *Archive) Refresh(ctx context.Context) error {
 		}
 		if err := a.follows(m); err != nil {
 			return a.damaged(a.manifestName(a.Next()), err)
+		}
+		if a.brief {
+			m.Docs = nil
 		}
 		a.Segments = append(a.Segments, m)
 	}
