@@ -3,10 +3,15 @@ package finding
 var consumers = []Finding{
 	{Code: "consumer_gap", Severity: Critical, Classes: gap,
 		Title: "Messages were removed from the stream before a consumer read them",
-		Hint: "Let the events come again from the table with `outflow replay --to consumer:NAME`, or do " +
-			"without them: Config.AcceptGap.",
+		Hint: "If `outflow archive` has them, set Config.Archive. Let the events come again from the table " +
+			"with `outflow replay --to consumer:NAME`, or do without them: Config.AcceptGap.",
 		Runbook: "The consumer was stopped, or too slow, for longer than the stream keeps messages: " +
 			"raise the stream's limits."},
+	{Code: "consumer_archive", Severity: Critical, Classes: gap,
+		Title: "The archive that a consumer reads can't be read, or is of other messages",
+		Hint: "`outflow archive verify` says which object is lost or damaged: bring it back from a copy. Where " +
+			"archive and stream differ, the stream was put back from a backup: read it without Config.Archive, " +
+			"or restore it."},
 	{Code: "consumer_foreign", Severity: Critical, Classes: fatal,
 		Title: "A consumer came to a message that Outflow did not publish",
 		Hint:  "Keep everybody else out of Outflow's NATS account, and see foreign_message."},
@@ -95,7 +100,8 @@ var consumers = []Finding{
 	{Code: "rewind_removed", Severity: Error, Classes: fatal,
 		Title: "The stream no longer has the place that the consumer is to go back to",
 		Hint: "Go back to what there is, or read the table with `outflow replay --from table --to " +
-			"consumer:NAME`."},
+			"consumer:NAME`. With archive.url a consumer that has Config.Archive can go back to what is " +
+			"archived."},
 	{Code: "rewind_record", Severity: Error, Classes: fatal,
 		Title: "Another consumer has the name that a rewind needs",
 		Hint:  "Rename it."},

@@ -51,7 +51,7 @@ func (a *App) onConsumers(cmd *cobra.Command, d *consumerDatabase,
 			return err
 		}
 		w := &consumeradmin.Admin{Stream: cfg.Stream, JS: js, API: conn.API(), Schema: d.schema,
-			From: "the consumer's database"}
+			From: "the consumer's database", Archive: cfg.Archive.URL}
 		switch w.DB, err = d.connect(ctx, a, cfg); {
 		case err == nil:
 			defer w.DB.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing depends on it any more
@@ -157,8 +157,8 @@ and asks first.
 A consumer of the Go package consumer sees the events that it had before marked as replayed. Of any other
 durable the configuration is kept and the durable made again. It has to be stopped; with --running one that
 keeps its marks in PostgreSQL is set back while its instances run, which go on from there. It only goes
-back, and only to what the stream still has: what retention removed, outflow replay --from table --to
-consumer:NAME reads.
+back, and only to what the stream still has or, with archive.url, the archive: the consumer then needs
+Config.Archive. What neither has, outflow replay --from table --to consumer:NAME reads.
 
 Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place or
 a server can't be reached, 1 if a server is lost on the way: run it again.`,

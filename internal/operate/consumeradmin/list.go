@@ -26,6 +26,10 @@ type Admin struct {
 	DB     *pgx.Conn // a consumer's database; nil: not given
 	Schema string    // of its tables; "": the search path
 	From   string    // the setting that names the database
+
+	Archive string // the setting archive.url; "": none
+
+	past *past // what a rewind may go back to in the archive; nil: nothing
 }
 
 func (a *Admin) database() *database {

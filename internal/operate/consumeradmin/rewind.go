@@ -44,6 +44,9 @@ type Plan struct {
 	Parked   int      `json:"parked"`
 	Replayed bool     `json:"replayed"` // they are marked as replayed
 	Running  []string `json:"running,omitempty"`
+
+	// of Again, those that the archive has and the stream does not
+	Archived uint64 `json:"archived,omitempty"`
 }
 
 // Lines is the plan in words.
@@ -61,6 +64,10 @@ func (p *Plan) Lines() []string {
 			p.Stored.UTC().Format(time.RFC3339), p.Was))
 	} else {
 		lines = append(lines, "again    no event of its filter")
+	}
+	if p.Archived > 0 {
+		lines = append(lines, fmt.Sprintf("archive  %s%d of them are in the archive alone: the consumer needs "+
+			"Config.Archive", about, p.Archived))
 	}
 	if p.Parked > 0 {
 		lines = append(lines, fmt.Sprintf("parked   %d of them are parked: they come again in their order, "+
@@ -90,6 +97,13 @@ func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	info, offsets, err := a.find(ctx, r.Name)
 	if err != nil {
 		return err
+	}
+	if offsets != Plain { // which would not know of it
+		closed, err := a.openPast(ctx, stream)
+		if err != nil {
+			return err
+		}
+		defer closed()
 	}
 	switch offsets {
 	case InPostgres:
@@ -173,6 +187,13 @@ func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name strin
 	if info.State.Msgs == 0 {
 		first = info.State.LastSeq + 1
 	}
+	if to, found, err := a.past.resolve(ctx, p); found || err != nil {
+		return to, err
+	}
+	if a.past != nil && first > a.past.hot {
+		return 0, fmt.Errorf("stream %s: messages %d to %d were removed while the archive was read", a.Stream,
+			a.past.hot, first-1)
+	}
 	switch p.kind {
 	case "position":
 		return a.lastBefore(ctx, first, info.State.LastSeq, jetstream.OrderedConsumerConfig{
@@ -180,7 +201,7 @@ func (a *Admin) resolve(ctx context.Context, stream jetstream.Stream, name strin
 		}, func(_ time.Time, h *outbox.Header) bool {
 			return h.Pos.Compare(p.position) >= 0
 		}, func(h *outbox.Header) error {
-			if first > 1 && p.position.LSN <= h.Thru {
+			if first > 1 && a.past == nil && p.position.LSN <= h.Thru {
 				return a.removedFault(name, first,
 					fmt.Sprintf("what was at or behind position %v may be among it", p.position))
 			}
@@ -202,7 +223,9 @@ func (a *Admin) removedFault(name string, first uint64, why string) error {
 	return fatal("rewind_removed", fmt.Sprintf("stream %s begins at sequence %d: what came before is "+
 		"removed, and %s", a.Stream, first, why),
 		fmt.Sprintf("`--to seq:%d` goes back to what there is; `outflow replay --from table --to "+
-			"consumer:%s` reads what the table has", first, name))
+			"consumer:%s` reads what the table has. A consumer that keeps its marks in PostgreSQL or "+
+			"JetStream and has Config.Archive can go back to what is archived: archive.url, docs/replay.md",
+			first, name))
 }
 
 // lastBefore finds the sequence before the first message for which is holds; the stream's last one if there
@@ -253,11 +276,15 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	if err != nil {
 		return nil, err
 	}
-	p.Again = from - min(rest, from)
+	p.Archived = a.past.count(to+1, was)
+	p.Again = from - min(rest, from) + p.Archived
 	if p.Again == 0 {
 		return p, nil
 	}
-	first, err := a.firstFrom(ctx, to+1, everything(filters))
+	first, err := a.past.first(ctx, to+1, filters)
+	if err == nil && first == nil {
+		first, err = a.firstFrom(ctx, to+1, everything(filters))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +296,10 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 
 // offsetAt is the offset at a sequence.
 func (a *Admin) offsetAt(ctx context.Context, seq uint64) (offset, error) {
-	m, err := a.message(ctx, seq)
+	m, err := a.past.message(ctx, seq)
+	if err == nil && m == nil {
+		m, err = a.message(ctx, seq)
+	}
 	if err != nil {
 		return offset{}, err
 	}
@@ -303,7 +333,8 @@ func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewi
 	}
 	p, err := a.plan(ctx, stream, r.Name, offsets, s.furthest(), to, s.filters)
 	if p != nil {
-		p.Replayed, p.Exact = true, s.lowest().Seq == s.furthest()
+		p.Replayed = true
+		p.Exact = s.lowest().Seq == s.furthest() && (p.Archived == 0 || everything(s.filters) == nil)
 	}
 	return p, err
 }
@@ -403,8 +434,8 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// inStream returns the parked events that the stream has: those are delivered again. A row whose message is
-// gone is the only copy, and stays.
+// inStream returns the parked events that stream or archive have: those are delivered again. A row whose
+// message is gone is the only copy, and stays.
 func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 	kept := []int64{}
 	for _, seq := range parked {
@@ -412,7 +443,7 @@ func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
 		if err != nil {
 			return nil, err
 		}
-		if m != nil {
+		if m != nil || a.past.has(uint64(seq)) {
 			kept = append(kept, seq)
 		}
 	}
