@@ -44,9 +44,6 @@ const maxEndText = 2000
 
 // SaveEnd stores why this process stopped publishing, in place of what a process before it has stored. It
 // never touches the record.
-//
-// It is stored as a deletion that carries data: earlier versions of Outflow take each value in the bucket for
-// the record of a slot.
 func (s *Store) SaveEnd(ctx context.Context, e End) error {
 	for _, text := range []*string{&e.Message, &e.Hint} {
 		if len(*text) > maxEndText {
@@ -57,20 +54,28 @@ func (s *Store) SaveEnd(ctx context.Context, e End) error {
 	if err != nil {
 		return err
 	}
-	m := nats.NewMsg(s.api.PublishSubject(s.endSubject()))
+	return s.saveBeside(ctx, s.endSubject(), doc)
+}
+
+// saveBeside stores what is no record under a subject of the bucket.
+//
+// It is stored as a deletion that carries data: earlier versions of Outflow take each value in the bucket for
+// the record of a slot.
+func (s *Store) saveBeside(ctx context.Context, subject string, doc []byte) error {
+	m := nats.NewMsg(s.api.PublishSubject(subject))
 	m.Data = doc
 	m.Header.Set("KV-Operation", "DEL")
 	m.Header.Set("Nats-Expected-Stream", s.stream)
 	answer, err := s.api.NATS().RequestMsgWithContext(ctx, m)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", s.endSubject(), err)
+		return fmt.Errorf("write %s: %w", subject, err)
 	}
 	var got jsapi.Ack
 	if err := json.Unmarshal(answer.Data, &got); err != nil {
-		return fmt.Errorf("write %s: %w", s.endSubject(), err)
+		return fmt.Errorf("write %s: %w", subject, err)
 	}
 	if got.Error != nil {
-		return fmt.Errorf("write %s: %w", s.endSubject(), got.Error)
+		return fmt.Errorf("write %s: %w", subject, got.Error)
 	}
 	return nil
 }
@@ -101,8 +106,8 @@ func (s *Store) LastEnd(ctx context.Context) (*End, error) {
 }
 
 // endSubject has a token more than a slot's name can have.
-func (s *Store) endSubject() string {
-	return strings.TrimSuffix(s.subject, s.cfg.Slot) + endKey(s.cfg.Slot)
-}
+func (s *Store) endSubject() string { return s.beside(endKey(s.cfg.Slot)) }
+
+func (s *Store) beside(key string) string { return strings.TrimSuffix(s.subject, s.cfg.Slot) + key }
 
 func endKey(slot string) string { return "ended." + slot }

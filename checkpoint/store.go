@@ -171,8 +171,8 @@ func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, err
 	return got.Seq, nil
 }
 
-// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd] has stored beside
-// it. Without a bucket there is nothing to remove. ErrConflict: somebody else wrote the record.
+// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd] and
+// [Store.SaveMaintained] have stored beside it. Without a bucket there is nothing to remove. ErrConflict: somebody else wrote the record.
 func (s *Store) Remove(ctx context.Context, last uint64) error {
 	fail := func(err error) error { return fmt.Errorf("remove checkpoint record %s: %w", s.subject, err) }
 	js, err := s.api.JetStream()
@@ -191,8 +191,10 @@ func (s *Store) Remove(ctx context.Context, last uint64) error {
 	if errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
 		return fail(ErrConflict)
 	}
-	if err == nil {
-		err = kv.Purge(ctx, endKey(s.cfg.Slot))
+	for _, key := range []string{endKey(s.cfg.Slot), maintainedKey(s.cfg.Slot)} {
+		if err == nil {
+			err = kv.Purge(ctx, key)
+		}
 	}
 	if err != nil {
 		return fail(err)

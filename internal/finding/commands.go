@@ -50,6 +50,20 @@ var commands = []Finding{
 		Hint: "Take the limits away, and let `outflow stream apply` remove messages: it waits until they " +
 			"are archived, and everybody has them.",
 		Runbook: "[What leaves the stream](retention.md#the-stream)."},
+	{Code: "archive_behind", Severity: Warning,
+		Title: "The archive is far behind the stream",
+		Hint: "Nothing that is not archived leaves table or stream. See what `outflow maintain` logs, or run " +
+			"`outflow archive run`.",
+		Runbook: "[Maintain](retention.md#maintain)."},
+	{Code: "maintain_absent", Severity: Warning,
+		Title: "Nobody runs outflow maintain any more",
+		Hint: "Start it again: nothing is archived, no partitions are made, and nothing leaves table or " +
+			"stream. It looks at least every maintain.every; from cron, as often as before.",
+		Runbook: "[Maintain](retention.md#maintain)."},
+	{Code: "maintain_failing", Severity: Warning,
+		Title:   "A part of outflow maintain fails again and again",
+		Hint:    "The message has the fault of the part: decide about that. The other parts go on.",
+		Runbook: "[Maintain](retention.md#maintain)."},
 	{Code: "archive_record", Severity: Error, Classes: fatal,
 		Title: "The checkpoint record does not say up to where the stream is confirmed",
 		Hint:  "See what `outflow status` says, and let `outflow run` come to run. Then archive again."},

@@ -2,12 +2,21 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
+	"os"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/httpstatus"
+	"github.com/outflowhq/outflow/internal/app/metrics"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	lifecycle "github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/archive"
@@ -30,6 +39,9 @@ outflow stream apply does, if retain.stream.age, size or messages is set. While 
 slot is at work it stands by, and goes on when that is gone. A part that fails does not stop the others, and
 is tried again. See docs/retention.md.
 
+Where maintain.listen is set, it serves metrics and probes there. What it did last is also on the status page
+of outflow run and in outflow status.
+
 SIGTERM or SIGINT stop it between two steps. It may be killed at any point.
 
 With --once each part is run once, as from cron.
@@ -37,7 +49,7 @@ With --once each part is run once, as from cron.
 Exit code 0 after a signal, 2 for a wrong option, 3 if the set-up cannot work; with --once that of the part
 that fared worst, as the commands of the parts have them.`,
 		Example: "  outflow maintain --config outflow.yaml\n  outflow maintain --once",
-	}, func(ctx context.Context, cfg config.Config) error {
+	}, func(ctx context.Context, cfg config.Config) (err error) {
 		c, err := a.maintenance(cfg, urls)
 		if err != nil {
 			return err
@@ -45,6 +57,11 @@ that fared worst, as the commands of the parts have them.`,
 		if once {
 			return maintain.Once(ctx, c)
 		}
+		stop, err := maintainPages(ctx, cfg, &c)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
 		c.Log.Info("outflow maintain started", "every", c.Every, "postgres", a.where.Postgres,
 			"nats", a.where.NATS)
 		if err := maintain.Run(ctx, c); !maintain.Ended(ctx, err) {
@@ -58,6 +75,57 @@ that fared worst, as the commands of the parts have them.`,
 	return cmd
 }
 
+// maintainPages serves what outflow maintain knows of itself, where maintain.listen is set.
+func maintainPages(ctx context.Context, cfg config.Config, c *maintain.Config) (stop func() error, err error) {
+	if cfg.Maintain.Listen == "" {
+		return func() error { return nil }, nil
+	}
+	l, err := httpstatus.Listen(ctx, "maintain.listen", cfg.Maintain.Listen)
+	if err != nil {
+		return nil, err
+	}
+	m := c.Monitor
+	known := func() metrics.Maintaining {
+		doc := m.Maintained()
+		return metrics.Maintaining{Active: m.Active(), Partitions: m.Partitions(), Maintained: &doc}
+	}
+	pages := httpstatus.ServeProbes(l, hosts(cfg, cfg.Maintain.Listen), httpstatus.Probes{
+		Alive: m.Alive, Ready: m.Ready, Metrics: metrics.NewMaintain(cfg.Slot, known),
+		Status: func() any {
+			k := known()
+			return struct {
+				Active     bool              `json:"active"`
+				Partitions watch.Partitions  `json:"partitions"`
+				Maintained *watch.Maintained `json:"maintained"`
+			}{k.Active, k.Partitions, k.Maintained}
+		},
+	})
+	c.Log.Info("pages served", "url", "http://"+l.Addr().String()+"/status.json")
+	return pages.Close, nil
+}
+
+// monitor is told what the parts do, and leaves it beside the checkpoint record.
+func monitor(cfg config.Config, log *slog.Logger) *maintain.Monitor {
+	m := &maintain.Monitor{Log: log, PID: os.Getpid(), Survey: lifecycle.Watched(cfg)}
+	m.Host, _ = os.Hostname() // "" if the system does not know
+	m.Version, _ = buildVersion()
+	m.Load = func(ctx context.Context) (found *watch.Maintained, err error) {
+		err = wiring.WithStore(ctx, cfg, func(s *checkpoint.Store) error {
+			found, err = watch.ReadMaintained(ctx, s)
+			return err
+		})
+		return found, err
+	}
+	m.Save = func(ctx context.Context, doc *watch.Maintained) error {
+		text, err := json.Marshal(doc)
+		if err != nil {
+			return err
+		}
+		return wiring.WithStore(ctx, cfg, func(s *checkpoint.Store) error { return s.SaveMaintained(ctx, text) })
+	}
+	return m
+}
+
 // maintenance are the parts that there are by the settings.
 func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, error) {
 	log := newLogger(a.Stderr, cfg).With("slot", cfg.Slot, "stream", cfg.Stream)
@@ -65,17 +133,20 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 	if a.faults != nil {
 		hit = a.faults.Hit
 	}
-	c := maintain.Config{Every: cfg.Maintain.Every, Log: log, Slot: cfg.Slot,
+	c := maintain.Config{Every: cfg.Maintain.Every, Log: log, Slot: cfg.Slot, Monitor: monitor(cfg, log),
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
 			defer wiring.WaitPostgres(ctx, cfg)()
 			return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}.Connect(ctx)
 		}}
 	if cfg.Archive.URL != "" {
-		c.Parts = append(c.Parts, maintain.Part{Name: "archive", Run: func(ctx context.Context) error {
+		c.Parts = append(c.Parts, maintain.Part{Name: "archive", Run: func(ctx context.Context, m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
 			defer cancel()
 			report, err := archive.Run(ctx, cfg, log, archive.Options{Hit: hit})
 			if report != nil {
+				m.Archive = &watch.Archived{Sequence: report.Archived, Oldest: report.Waits,
+					Messages:   max(report.Stands, report.Archived) - report.Archived,
+					SegmentAge: cfg.Archive.SegmentAge}
 				for _, s := range report.Segments {
 					log.Info("archived", "segment", s.String())
 				}
@@ -84,7 +155,7 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 		}})
 	}
 	if cfg.Source.Rows() {
-		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context) error {
+		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context, _ *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
 			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true, Hit: hit,
@@ -98,10 +169,13 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 	}
 	if r := cfg.Retain.Stream; r.Age > 0 || r.Size > 0 || r.Messages > 0 {
 		o := a.streamOptions(cfg, urls, true)
-		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context) error {
+		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context, m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 			defer cancel()
 			report, err := streamretain.Run(ctx, cfg, log, o)
+			if report != nil {
+				m.Kept = kept(report)
+			}
 			if report != nil && report.Applied && report.Gone > 0 {
 				log.Info("removed from the stream", "messages", report.Gone, "up_to", report.GoesTo)
 			}
@@ -115,4 +189,19 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 			Hint: "There is nothing to maintain"}
 	}
 	return c, nil
+}
+
+// kept says what stays in the stream beyond its limits, and for whose sake.
+func kept(r *streamretain.Report) *watch.Kept {
+	k := &watch.Kept{}
+	gone := max(r.GoesTo, max(r.First, 1)-1)
+	if r.Wanted <= gone {
+		return k
+	}
+	k.Messages = r.Wanted - gone
+	if len(r.Bounds) > 0 { // the one that holds the most
+		b := r.Bounds[0]
+		k.By, k.Why = strings.TrimSpace(b.Clause+" "+b.Name), b.Why
+	}
+	return k
 }

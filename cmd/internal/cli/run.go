@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/crash"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/sink"
@@ -83,7 +84,8 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	p, reload, closeWriter := wiring.Pipeline(cfg, log, own, decorate...)
 	defer closeWriter()
 	watcher := watch.New(watch.Config{Config: cfg, Logger: log, Seen: p.Watched,
-		Standby: func() bool { return p.Status().State == pipeline.StateStandby }})
+		Standby:    func() bool { return p.Status().State == pipeline.StateStandby },
+		Partitions: partition.Watched(cfg)})
 	own.MustRegister(metrics.State(known, p.Status, watcher.Reading))
 	defer runBeside(ctx, watcher.Run)()
 
@@ -92,15 +94,11 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		table = ""
 	}
 	if cfg.Listen != "" {
-		l, err := httpstatus.Listen(ctx, cfg.Listen)
+		l, err := httpstatus.Listen(ctx, "listen", cfg.Listen)
 		if err != nil {
 			return err
 		}
-		hosts := cfg.ListenHosts
-		if host, _, err := net.SplitHostPort(cfg.Listen); err == nil {
-			hosts += "," + host
-		}
-		pages := httpstatus.Serve(l, hosts, httpstatus.Source{
+		pages := httpstatus.Serve(l, hosts(cfg, cfg.Listen), httpstatus.Source{
 			Info: info(cfg, version, table), Status: p.Status,
 			Reading: watcher.Reading,
 			Events:  events, Metrics: registry,
@@ -129,6 +127,14 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	return err
 }
 
+// hosts are the names by which pages at an address may be requested.
+func hosts(cfg config.Config, listen string) string {
+	if host, _, err := net.SplitHostPort(listen); err == nil {
+		return cfg.ListenHosts + "," + host
+	}
+	return cfg.ListenHosts
+}
+
 // saveEnd stores why this process stopped publishing, and since when, for outflow status; held: it stays.
 // Nothing waits for a NATS that is away.
 func (a *App) saveEnd(cfg config.Config, log *slog.Logger, f *outbox.Fault, since time.Time, held bool) {
@@ -139,7 +145,9 @@ func (a *App) saveEnd(cfg config.Config, log *slog.Logger, f *outbox.Fault, sinc
 	end.Since = since.UTC().Truncate(time.Millisecond)
 	end.Host, _ = os.Hostname() // "" if the system does not know
 	end.Version, _ = buildVersion()
-	if err := wiring.SaveEnd(ctx, cfg, end); err != nil {
+	if err := wiring.WithStore(ctx, cfg, func(s *checkpoint.Store) error {
+		return s.SaveEnd(ctx, end)
+	}); err != nil {
 		log.Debug("where status reads it, nothing says why this process stopped publishing", "err", err)
 	}
 }

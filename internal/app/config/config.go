@@ -232,7 +232,8 @@ type Archive struct {
 
 // Maintain says how outflow maintain works.
 type Maintain struct {
-	Every time.Duration // from 1s on
+	Every  time.Duration // from 1s on
+	Listen string        // host:port; "": no listener
 }
 
 // The values of retain.table.method.

@@ -54,6 +54,7 @@ func TestAnImpossibleValueIsNamedWithItsWayOut(t *testing.T) {
 
 		"retain.stream.ignore_consumers": {"a,,b", "a b", "a.b", ">"},
 		"listen_hosts":                   {"outflow:7422", "http://outflow", "a,,b", "*", "a b"},
+		"maintain.listen":                {"7423", "localhost"},
 		"listen": {"7422", "localhost", "localhost:http", "localhost:65536",
 			"http://localhost:80"},
 		"log.format":   {"xml"},
@@ -102,6 +103,7 @@ func TestPossibleValuesAreAccepted(t *testing.T) {
 		"retain.other_slots":             {"", "debezium", "debezium, other_1"},
 		"retain.stream.ignore_consumers": {"", "texts", "texts, Search_1-x"},
 		"listen_hosts":                   {"", "outflow", "outflow.svc.cluster.local, status.example.org"},
+		"maintain.listen":                {"", ":7423"},
 		"listen":                         {"", ":7422", "[::1]:0", "0.0.0.0:65535"},
 		"headers":                        {"", "traceparent=trace", "X=a, Y=b"},
 	} {

@@ -376,6 +376,10 @@ var settings = []setting{
 	{path: "maintain.every", def: "1m", want: "a duration of 1s or more, such as 1m",
 		doc:  "How often outflow maintain archives and applies retention.",
 		bind: func(c *Config) value { return durationValue{&c.Maintain.Every, time.Second, longest, 0} }},
+	{path: "maintain.listen", want: `host:port, or "" for none`,
+		doc: "Where outflow maintain serves /metrics, /healthz, /readyz and /status.json of its own. " +
+			"outflow run shows most of it as well.",
+		bind: func(c *Config) value { return textValue{&c.Maintain.Listen, listenAddress} }},
 
 	{path: "listen", def: "127.0.0.1:7422", want: `host:port, or "" for none`,
 		doc:  "Where /metrics, /healthz, /readyz and the status page are served.",

@@ -91,8 +91,11 @@ func view(r *overview.Report, past *history, log *Events, now time.Time) *pageVi
 		}
 		v.Readers = append(v.Readers, row)
 	}
-	parts := r.Parts()
-	v.ReadersOld = parts[len(parts)-1].Old
+	for _, p := range r.Parts() {
+		if p.Name == "Consumers" {
+			v.ReadersOld = p.Old
+		}
+	}
 	for _, g := range r.Pipeline.Gaps {
 		v.Gaps = append(v.Gaps, gap{g, r.Age(g.Since)})
 	}

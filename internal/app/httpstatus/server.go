@@ -51,14 +51,15 @@ type Source struct {
 
 // Listen listens on the address. If that is in use, the error is a fault of class Usage that names the
 // setting.
-func Listen(ctx context.Context, addr string) (net.Listener, error) {
+func Listen(ctx context.Context, setting, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, &outbox.Fault{
 			Class: outbox.Usage, Code: "listen", Err: err,
-			Message: fmt.Sprintf("listen: %s cannot be used", addr),
-			Hint:    `Set listen (OUTFLOW_LISTEN, --listen) to a free address, or to "" to switch the pages off`,
+			Message: fmt.Sprintf("%s: %s cannot be used", setting, addr),
+			Hint: fmt.Sprintf(`Set %s (OUTFLOW_%s, --%[1]s) to a free address, or to "" to switch the pages off`,
+				setting, strings.ToUpper(strings.ReplaceAll(setting, ".", "_"))),
 		}
 	}
 	return l, nil

@@ -41,6 +41,11 @@ func everything(t *testing.T) []*dto.MetricFamily {
 		Stream: watch.Stream{Read: read, Exists: true, MaxBytes: 1,
 			Replicas: []watch.Replica{{Name: "n2"}}},
 		Consumers: []watch.Consumer{{Name: "search"}}, ConsumerList: read,
+		Partitions: watch.Partitions{Read: read, Managed: true, Ranges: true, Until: now,
+			Blocked: []watch.Blocked{{Slot: "debezium", Since: now}}},
+		Maintenance: watch.Maintenance{Read: read, Maintained: &watch.Maintained{At: now,
+			Interval: time.Minute, Archive: &watch.Archived{Oldest: now}, Kept: &watch.Kept{},
+			Parts: []watch.MaintainPart{{Name: "archive", Succeeded: now, Failing: now, Code: "archive_gap"}}}},
 	}
 	reading.Postgres.Certificates = []watch.Certificate{{Side: "server", Until: now}}
 	reading.NATS.Certificates = []watch.Certificate{{Side: "client", Until: now}}
@@ -52,6 +57,18 @@ func everything(t *testing.T) []*dto.MetricFamily {
 		func() watch.Reading { return reading }))
 	families, err := registry.Gather()
 	must.Succeed(t, err)
+	ofMaintain, err := NewMaintain(info.Slot, func() Maintaining {
+		return Maintaining{true, reading.Partitions, reading.Maintenance.Maintained}
+	}).Gather()
+	must.Succeed(t, err)
+	for _, f := range ofMaintain {
+		if !slices.ContainsFunc(families, func(o *dto.MetricFamily) bool { return o.GetName() == f.GetName() }) {
+			families = append(families, f)
+		}
+	}
+	slices.SortFunc(families, func(a, b *dto.MetricFamily) int {
+		return strings.Compare(a.GetName(), b.GetName())
+	})
 	families = slices.DeleteFunc(families, func(f *dto.MetricFamily) bool {
 		return !strings.HasPrefix(f.GetName(), "outflow_")
 	})
@@ -209,6 +226,10 @@ var sections = []struct {
 		"`consumer`, as long as an instance reads. How far these are is in their database, and in [their " +
 		"own metrics](consumer.md): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
 		regexp.MustCompile(`^stream_consumer.*$`)},
+	{"Retention and archive", "What [`outflow maintain`](retention.md#maintain) does. It serves them itself where " +
+		"`maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the rest as " +
+		"`outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
+		regexp.MustCompile(`^(maintain_.*|partitions_.*|rows_.*|archive_.*|stream_kept_.*)$`)},
 	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},
 	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +
 		`resumptions_total)$`)},
@@ -216,7 +237,7 @@ var sections = []struct {
 
 const docHead = `# Metrics
 
-What ` + "`outflow run`" + ` serves at ` + "`/metrics`" + `, at the address of [` + "`listen`" + `](configuration.md). This page is made from the program.
+What ` + "`outflow run`" + ` serves at ` + "`/metrics`" + `, at the address of [` + "`listen`" + `](configuration.md), and ` + "`outflow maintain`" + ` [of itself](#retention-and-archive). This page is made from the program.
 
 - **Every series has the label ` + "`slot`" + `**, which both instances of a pair share. Aggregate by it: ` + "`max by (slot) (…)`" + `.
 - **Figures are computed at each scrape** from what publishing and a watcher know. The watcher has connections of its own to PostgreSQL and

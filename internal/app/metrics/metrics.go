@@ -28,17 +28,21 @@ type Info struct {
 // New returns a registry of Go's and the process's metrics, and where Outflow's own are registered: there
 // every name gets the prefix outflow_ and every series the label slot, which both instances of a pair share.
 func New(info Info) (*prometheus.Registry, prometheus.Registerer) {
-	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	own := prometheus.WrapRegistererWith(prometheus.Labels{"slot": info.Slot},
-		prometheus.WrapRegistererWithPrefix("outflow_", r))
+	r, own := registry(info.Slot)
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "build_info",
 		Help: "1, with version, Go version, stream and shard as labels."},
 		[]string{"version", "goversion", "stream", "shard"})
 	build.WithLabelValues(info.Version, runtime.Version(), info.Stream, info.Shard).Set(1)
 	own.MustRegister(build)
 	return r, own
+}
+
+func registry(slot string) (*prometheus.Registry, prometheus.Registerer) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r, prometheus.WrapRegistererWith(prometheus.Labels{"slot": slot},
+		prometheus.WrapRegistererWithPrefix("outflow_", r))
 }
 
 // State is the collector of what is, rather than happens. It reads both at each scrape: nothing that has to
@@ -65,6 +69,8 @@ func (c *state) Collect(ch chan<- prometheus.Metric) {
 	g.pipeline(&s, c.info)
 	g.postgres(&r)
 	g.nats(&r)
+	g.partitions(&r.Partitions)
+	g.maintained(r.Maintenance.Maintained)
 }
 
 // all lists the descriptions.

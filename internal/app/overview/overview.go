@@ -54,6 +54,9 @@ type Report struct {
 	ConsumerList     watch.Read `json:"consumer_list"`
 	ConsumersLeftOut int        `json:"consumers_left_out,omitempty"`
 
+	Partitions  watch.Partitions  `json:"partitions"`
+	Maintenance watch.Maintenance `json:"maintenance"`
+
 	now    time.Time
 	repeat finding.Options // in commands that the verdict suggests
 }
@@ -90,7 +93,7 @@ func of(slot, stream string, r *watch.Reading, now time.Time) *Report {
 		Postgres: r.Postgres, Slot: Slot{slot, r.Slot}, NATS: r.NATS, Stream: Stream{stream, r.Stream},
 		Instances: append([]watch.Instance{}, r.Instances...),
 		Consumers: append([]watch.Consumer{}, r.Consumers...), ConsumerList: r.ConsumerList,
-		ConsumersLeftOut: r.ConsumersLeftOut, now: now,
+		ConsumersLeftOut: r.ConsumersLeftOut, Partitions: r.Partitions, Maintenance: r.Maintenance, now: now,
 	}
 }
 

@@ -2,6 +2,7 @@ package overview
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +129,59 @@ func TestTheVerdictOfAStart(t *testing.T) {
 		Err: errors.New("refused")}, true, nil)
 	if v := rep.Verdict; v.Level != Bad || v.Detail != "m: refused" || v.Do != "Do it. `x` follows" {
 		t.Errorf("%+v", v)
+	}
+}
+
+// Retention has parts where it is in use, each with what is wrong.
+func TestRetentionIsShownWhereItIsInUse(t *testing.T) {
+	t.Parallel()
+	read := watch.Read{At: now}
+	all := func() (watch.Partitions, *watch.Maintained) {
+		return watch.Partitions{Read: read, Managed: true, Ranges: true, Ahead: 4},
+			&watch.Maintained{At: now, Interval: time.Minute,
+				Parts:   []watch.MaintainPart{{Name: "archive"}, {Name: "partition"}, {Name: "stream"}},
+				Archive: &watch.Archived{SegmentAge: time.Hour}, Kept: &watch.Kept{}}
+	}
+	for name, c := range map[string]struct {
+		change func(p *watch.Partitions, m *watch.Maintained)
+		parts  string
+		says   string
+	}{
+		"all is well": {func(*watch.Partitions, *watch.Maintained) {}, "good good good", "enough ahead"},
+		"none was made": {func(p *watch.Partitions, _ *watch.Maintained) { p.Ahead = 0 }, "bad good good",
+			"none ahead"},
+		"one is left": {func(p *watch.Partitions, _ *watch.Maintained) { p.Ahead = 1 }, "warning good good",
+			"few ahead"},
+		"a slot is behind": {func(p *watch.Partitions, _ *watch.Maintained) {
+			p.Blocked = []watch.Blocked{{Slot: "debezium", Since: now.Add(-2 * time.Hour)}}
+		}, "warning good good", "debezium, 2 h"},
+		"rows of a plain table": {func(p *watch.Partitions, _ *watch.Maintained) { p.Ranges, p.Ahead = false, 0 },
+			"good good good", "Old rows"},
+		"the archive is behind": {func(_ *watch.Partitions, m *watch.Maintained) {
+			m.Archive.Oldest = now.Add(-2 * time.Hour)
+		}, "good warning good", "behind"},
+		"a part fails": {func(_ *watch.Partitions, m *watch.Maintained) {
+			m.Parts[2].Fail(&outbox.Fault{Code: "stream_recreated"}, now.Add(-time.Minute))
+		}, "good good warning", "stream_recreated, 1 min"},
+		"a consumer needs messages": {func(_ *watch.Partitions, m *watch.Maintained) {
+			*m.Kept = watch.Kept{Messages: 7, By: "consumer search"}
+		}, "good good good", "consumer search"},
+		"nobody maintains": {func(_ *watch.Partitions, m *watch.Maintained) { m.At = now.Add(-time.Hour) },
+			"warning warning warning", "nobody maintains"},
+	} {
+		s, r := healthy()
+		p, m := all()
+		c.change(&p, m)
+		r.Partitions, r.Maintenance = p, watch.Maintenance{Read: read, Maintained: m}
+		var got []string
+		says := ""
+		for _, part := range New(&Info{InFlightLimit: 10}, &s, &r, now).Parts()[6:] {
+			got = append(got, string(part.Level))
+			says += fmt.Sprintln(part)
+		}
+		if strings.Join(got, " ") != c.parts || !strings.Contains(says, c.says) {
+			t.Errorf("%s: %v, want %s\n%s", name, got, c.parts, says)
+		}
 	}
 }
 

@@ -44,13 +44,13 @@ func (p *Part) limited(name, value, limit string, n, of float64) {
 	p.Figures = append(p.Figures, f)
 }
 
-// Parts returns the chain from PostgreSQL to the consumers.
+// Parts returns the chain from PostgreSQL to the consumers, and what retention does, as far as it is in use.
 func (r *Report) Parts() []Part {
 	parts := []Part{r.postgres(), r.slot()}
 	if r.Pipeline != nil {
 		parts = append(parts, r.buffer(), r.inFlight())
 	}
-	return append(parts, r.stream(), r.consumers())
+	return append(append(parts, r.stream(), r.consumers()), r.retention()...)
 }
 
 // read sets the state of a part whose figures were read at some time. If they no longer can be, it has the

@@ -84,6 +84,9 @@ func (n *natsSide) read(ctx context.Context) error {
 		}
 	})
 	n.reading++
+	if n.reading%listEvery == 1 {
+		n.maintained(ctx)
+	}
 	if stream.Exists && !n.noList && n.reading%listEvery == 1 {
 		for n.consumers(ctx) && n.once && n.next > 0 {
 		}
@@ -96,6 +99,7 @@ func (n *natsSide) failed(err error, now time.Time) {
 		r.NATS.failed(err, now)
 		r.Stream.failed(err, now)
 		r.ConsumerList.failed(err, now)
+		r.Maintenance.failed(err, now)
 	})
 }
 

@@ -22,6 +22,8 @@ type postgresSide struct {
 	w    *Watcher
 	conn *pgx.Conn // nil: none is open
 	rate walRate
+
+	reading int // how many this connection has had
 }
 
 func (p *postgresSide) read(ctx context.Context) error {
@@ -34,7 +36,7 @@ func (p *postgresSide) read(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.conn = conn
+		p.conn, p.reading = conn, 0
 	}
 	asked := time.Now()
 	var standby bool
@@ -72,7 +74,41 @@ func (p *postgresSide) read(ctx context.Context) error {
 	if p.w.cfg.Seen != nil {
 		p.w.cfg.Seen(end, slot, asked)
 	}
+	if p.reading++; p.w.cfg.Partitions != nil && p.reading%listEvery == 1 {
+		p.partitions(ctx)
+	}
 	return nil
+}
+
+// How long the partitions may take. A lock that somebody holds on one of them is waited for even less.
+const partitionsTime, partitionsLock = time.Second, 200 * time.Millisecond
+
+// ReadPartitions reads the outbox's partitions within a short time, by which the connection is not lost.
+func ReadPartitions(ctx context.Context, conn *pgx.Conn,
+	read func(context.Context, catalog.Querier) (Partitions, error)) (found Partitions, err error) {
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = %d",
+			partitionsTime.Milliseconds(), partitionsLock.Milliseconds()))
+		if err == nil {
+			found, err = read(ctx, tx)
+		}
+		return err
+	})
+	found.fresh(time.Now())
+	return found, err
+}
+
+// partitions reads the outbox's partitions. Without them everything else is still true, so an error is only
+// said beside them.
+func (p *postgresSide) partitions(ctx context.Context) {
+	found, err := ReadPartitions(ctx, p.conn, p.w.cfg.Partitions)
+	p.w.update(func(r *Reading) {
+		if err != nil {
+			r.Partitions.failed(err, time.Now())
+			return
+		}
+		r.Partitions = found
+	})
 }
 
 // instances reads who is connected for this slot for longer than most commands run.
@@ -110,6 +146,9 @@ func (p *postgresSide) failed(err error, now time.Time) {
 	p.w.update(func(r *Reading) {
 		r.Postgres.failed(err, now)
 		r.Slot.failed(err, now)
+		if p.w.cfg.Partitions != nil {
+			r.Partitions.failed(err, now)
+		}
 	})
 }
 

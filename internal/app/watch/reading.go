@@ -23,6 +23,10 @@ type Reading struct {
 	// How fresh Consumers is: it is read less often than the rest, and takes a right that is optional.
 	ConsumerList     Read `json:"consumer_list"`
 	ConsumersLeftOut int  `json:"consumers_left_out,omitempty"` // that Consumers does not have
+
+	// Read as seldom as the consumers. Where they can't be read all the rest is as it is.
+	Partitions  Partitions  `json:"partitions"`
+	Maintenance Maintenance `json:"maintenance"`
 }
 
 // Read says how fresh the figures of a part are.

@@ -10,6 +10,7 @@ import (
 	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // How often the two sides are read, and how long one reading may take, connecting included. A standby reads
@@ -27,6 +28,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Standby says whether this process waits for the slot; nil: it doesn't.
 	Standby func() bool
+	// Partitions reads the outbox's partitions; nil: it has none.
+	Partitions func(context.Context, catalog.Querier) (Partitions, error)
 	// Seen is told the end of WAL and the slot each time that they were read; nil: nobody is.
 	Seen func(end outbox.LSN, slot relay.SlotState, read time.Time)
 }

@@ -387,8 +387,8 @@ func TryConnections(ctx context.Context, cfg config.Config) (failed []error) {
 	return failed
 }
 
-// SaveEnd stores why a process stopped publishing, over a connection of its own.
-func SaveEnd(ctx context.Context, cfg config.Config, end checkpoint.End) error {
+// WithStore opens a connection of its own to where the checkpoint record is.
+func WithStore(ctx context.Context, cfg config.Config, do func(*checkpoint.Store) error) error {
 	sc, err := Broker(cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
@@ -398,7 +398,7 @@ func SaveEnd(ctx context.Context, cfg config.Config, end checkpoint.End) error {
 		return err
 	}
 	defer conn.Close()
-	return Store(cfg, conn).SaveEnd(ctx, end)
+	return do(Store(cfg, conn))
 }
 
 // Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function that it last

@@ -147,6 +147,26 @@ var outages = map[string][]phase{
 			passing: []string{"OutflowNATSDown", "OutflowLag"}}, // whose connections it had
 		{begin: "it is back"},
 	},
+	"maintain_killed": {
+		{begin: "all is well"},
+		{begin: "outflow maintain is killed", fires: in{"OutflowMaintainAbsent": 18 * minute}},
+		{begin: "one partition is left ahead", fires: in{
+			"OutflowMaintainAbsent": 0, "OutflowPartitionsAhead": 9 * minute,
+		}},
+		{begin: "outflow maintain is back"},
+	},
+	"rows_blocked": {
+		{begin: "all is well"},
+		{begin: "nobody reads another slot", fires: in{"OutflowRowsBlocked": 65 * minute}},
+		{begin: "it is dropped"},
+	},
+	"archive_gap": {
+		{begin: "all is well"},
+		{begin: "messages were removed that are not archived", fires: in{
+			`OutflowMaintainFailing{part="archive",code="archive_gap"}`: 18 * minute,
+			"OutflowArchiveBehind": 42 * minute,
+		}},
+	},
 	"consumer_idle": {
 		{begin: "all is well"},
 		{begin: "nobody reads", fires: in{`OutflowStreamConsumerBehind{consumer="billing"}`: 20 * minute}},

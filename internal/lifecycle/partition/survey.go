@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
@@ -105,4 +107,29 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 		}
 	}
 	return nil
+}
+
+// Watched returns what reads a survey of the outbox of these settings for the watcher; nil: there is no table.
+func Watched(cfg config.Config) func(context.Context, catalog.Querier) (watch.Partitions, error) {
+	if !cfg.Source.Rows() {
+		return nil
+	}
+	return func(ctx context.Context, q catalog.Querier) (p watch.Partitions, err error) {
+		t, err := catalog.ReadTable(ctx, q, cfg.Table)
+		if err != nil {
+			return p, err
+		}
+		s, err := Look(ctx, q, t, cfg.Retain.OtherSlots)
+		if err != nil {
+			return p, err
+		}
+		p = watch.Partitions{Managed: s.Managed, Ranges: s.Ranges, Ahead: s.Ahead, Until: s.Until}
+		for _, b := range s.Blocked { // oldest first
+			if len(p.Blocked) < watch.MaxBlocked && !slices.ContainsFunc(p.Blocked,
+				func(o watch.Blocked) bool { return o.Slot == b.Slot }) {
+				p.Blocked = append(p.Blocked, watch.Blocked{Slot: b.Slot, Name: b.Name, Since: b.Since})
+			}
+		}
+		return p, nil
+	}
 }

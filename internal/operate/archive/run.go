@@ -40,6 +40,8 @@ type Report struct {
 	Segments []Segment `json:"segments"`  // that this run has written
 	Archived uint64    `json:"archived"`  // the sequence up to which all is archived
 	Stands   uint64    `json:"confirmed"` // the newest message that may be archived
+	// when the oldest message was stored that may be archived and is not; zero: there is none
+	Waits time.Time `json:"waits_since,omitzero"`
 }
 
 // Segment is a segment of the archive. The JSON names are stable.
@@ -125,8 +127,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	defer conn.Close()
 	ctx, lost := conns.WhileConnected(ctx, conn)
 	c := &command{cfg: cfg, o: o, api: conn.API()}
-	err = lost(c.run(ctx, store, conn, log))
-	return c.report, err
+	err = c.run(ctx, store, conn, log)
+	if waits := c.waits(ctx); err == nil {
+		err = waits
+	}
+	return c.report, lost(err)
 }
 
 func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn, log *slog.Logger) error {
@@ -201,6 +206,18 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		}
 	}
 	return nil
+}
+
+// waits says in the report since when messages wait.
+func (c *command) waits(ctx context.Context) error {
+	if c.report == nil || c.a.Next() > c.to {
+		return nil
+	}
+	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: c.a.Next(), Next: ">"})
+	if m != nil && m.Seq <= c.to {
+		c.report.Waits = m.Time
+	}
+	return err
 }
 
 func differs(message string) error {

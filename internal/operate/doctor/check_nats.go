@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/finding"
 )
 
@@ -186,6 +187,32 @@ var recordChecks = []check{
 			}
 			r.ok("%s of WAL behind the end", size(max(behind, 0)))
 		}},
+	{name: "maintain.runs", needs: []source{srcRecord}, about: (*Facts).isMaintained,
+		run: func(f *Facts, r *reporter) {
+			m := f.Maintained
+			at := m.At.UTC().Format("2006-01-02 15:04:05 UTC")
+			if m.Overdue(f.Now) {
+				r.find("maintain_absent", "outflow maintain has not run since %s; it was pid %d on %s", at,
+					m.PID, m.Host)
+			}
+			for _, p := range m.Parts {
+				if !p.Failing.IsZero() && f.Now.Sub(p.Failing) > watch.LongFailing {
+					r.find("maintain_failing", "part %s of outflow maintain fails since %s: %s", p.Name,
+						p.Failing.UTC().Format("2006-01-02 15:04:05 UTC"), p.Message)
+				}
+			}
+			r.ok("last at %s", at)
+		}},
+	{name: "archive.behind", needs: []source{srcRecord}, about: func(f *Facts) bool {
+		return f.isMaintained() && f.Maintained.Archive != nil
+	}, run: func(f *Facts, r *reporter) {
+		a := f.Maintained.Archive
+		if a.Behind(f.Now) {
+			r.find("archive_behind", "the archive ends at sequence %d; %d confirmed messages wait, the oldest "+
+				"since %s", a.Sequence, a.Messages, a.Oldest.UTC().Format("2006-01-02 15:04:05 UTC"))
+		}
+		r.ok("archived up to sequence %d", a.Sequence)
+	}},
 }
 
 func percent(used uint64, limit int64) int64 { return int64(float64(used) * 100 / float64(limit)) }

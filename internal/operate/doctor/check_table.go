@@ -2,8 +2,8 @@ package doctor
 
 import (
 	"fmt"
-	"time"
 
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/finding"
 )
 
@@ -11,9 +11,6 @@ const (
 	manyRows = 10_000_000
 	mostDead = 20 // percent
 	someDead = 100_000
-
-	fewAhead    = 2
-	longBlocked = time.Hour
 )
 
 var tableChecks = []check{
@@ -59,14 +56,14 @@ var tableChecks = []check{
 		run: func(f *Facts, r *reporter) {
 			p := f.Partitions
 			// who makes partitions in another way may make each when its time has come
-			if p.Ranges && (p.Ahead == 0 || p.Managed && p.Ahead < fewAhead) {
+			if p.Ranges && (p.Ahead == 0 || p.Managed && p.Ahead < watch.FewestAhead) {
 				r.find("partitions_ahead", "table %s has %d partitions ahead of now, and takes no row of "+
 					"%s or later",
 					f.Layout.Mapping.Table, p.Ahead, p.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
 			}
 			blocked := map[string]bool{} // slots
 			for _, b := range p.Blocked {
-				if f.Now.Sub(b.Since) > longBlocked && !blocked[b.Slot] {
+				if f.Now.Sub(b.Since) > watch.LongBlocked && !blocked[b.Slot] {
 					blocked[b.Slot] = true
 					r.find("partition_blocked", "%s can't go since %s: slot %s has not confirmed %v", b.Name,
 						b.Since.UTC().Format("2006-01-02 15:04:05 UTC"), b.Slot, b.Fence)

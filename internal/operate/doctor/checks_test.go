@@ -10,6 +10,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/lab/must"
@@ -87,6 +88,10 @@ func healthy(t *testing.T) *Facts {
 		Host    string `json:"host"`
 	}{Version: "v1"}
 	f.Config.Archive.URL = "file:///archive"
+	// as much as is not said yet
+	f.Maintained = &watch.Maintained{At: now.Add(-17 * time.Minute), Interval: time.Minute,
+		Parts:   []watch.MaintainPart{{Name: "archive", Failing: now.Add(-14 * time.Minute)}},
+		Archive: &watch.Archived{Oldest: now.Add(-89 * time.Minute), SegmentAge: time.Hour}}
 	f.Consumers[0].Config.Durable, f.Consumers[0].Config.Ack = "search", "explicit"
 	f.Consumers[0].Delivered.Stream, f.Consumers[0].AckFloor.Stream = 30, 30
 	f.Stream.Config.Name, f.Stream.Config.Replicas, f.Stream.Config.Storage = cfg.Stream, 3, "file"
@@ -325,6 +330,18 @@ var harm = []struct {
 	}},
 	{"stream.fill", "stream_filling", "error", func(f *Facts) {
 		f.Stream.Config.Discard, f.Stream.Config.MaxBytes, f.Stream.State.Bytes = "new", 100, 95
+	}},
+	{"maintain.runs", "maintain_absent", "warning", func(f *Facts) {
+		f.Maintained.At = now.Add(-19 * time.Minute)
+	}},
+	{"maintain.runs", "maintain_absent", "warning", func(f *Facts) { // from cron, for the first time
+		f.Maintained.Interval, f.Maintained.At = 0, now.Add(-25*time.Hour)
+	}},
+	{"maintain.runs", "maintain_failing", "warning", func(f *Facts) {
+		f.Maintained.Parts[0].Failing = now.Add(-16 * time.Minute)
+	}},
+	{"archive.behind", "archive_behind", "warning", func(f *Facts) {
+		f.Maintained.Archive.Oldest = now.Add(-91 * time.Minute)
 	}},
 	{"stream.archive", "archive_limits", "warning", func(f *Facts) {
 		f.Stream.Config.MaxAge = time.Hour

@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -135,6 +136,7 @@ type Facts struct {
 	NATS        *Broker           // srcNATS
 	Account     Account           // srcAccount
 	Stream      Stream            // srcStream
+	Maintained  *watch.Maintained // srcRecord; nil: outflow maintain was not run
 	// slot, record, stream and server, in the order in which a start reads them
 	Readings  checkpoint.Readings
 	Consumers []Consumer    // srcConsumers
@@ -187,6 +189,8 @@ func (f *Facts) hasSlot() bool {
 func (f *Facts) hasStream() bool { return f.Stream.Config.Name != "" }
 
 func (f *Facts) isArchived() bool { return f.hasStream() && f.Config.Archive.URL != "" }
+
+func (f *Facts) isMaintained() bool { return f.Maintained != nil }
 
 func (f *Facts) hasTable() bool { return f.Config.Source.Rows() && f.Layout != nil }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
@@ -186,6 +187,9 @@ func (r *natsReader) readRecord(ctx context.Context) {
 		rd.Record, rd.Revision, err = r.store.Load(ctx)
 		if err == nil {
 			err = r.store.CheckAlone(ctx)
+		}
+		if err == nil {
+			r.f.Maintained, err = watch.ReadMaintained(ctx, r.store)
 		}
 		return err
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -20,7 +21,8 @@ import (
 // Part is what is done in a round.
 type Part struct {
 	Name string
-	Run  func(context.Context) error
+	// Run does it, and says in m what is known of it then.
+	Run func(ctx context.Context, m *watch.Maintained) error
 }
 
 // Config says what to do, and how often.
@@ -31,6 +33,7 @@ type Config struct {
 	Log   *slog.Logger
 	// Connect connects to the database, where the lock is that keeps two of them apart.
 	Connect func(context.Context) (*pgx.Conn, error)
+	Monitor *Monitor // is told of everything; nil: nobody is
 }
 
 const (
@@ -45,8 +48,9 @@ const (
 // to decide about, else the first one.
 func Once(ctx context.Context, c Config) error {
 	var worst error
+	c.Monitor.begin(ctx, &c, true)
 	for _, p := range c.Parts {
-		err := p.Run(ctx)
+		err := c.Monitor.run(ctx, p)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -57,6 +61,7 @@ func Once(ctx context.Context, c Config) error {
 			worst = err
 		}
 	}
+	c.Monitor.end(ctx, nil)
 	return worst
 }
 
@@ -85,13 +90,18 @@ func Run(ctx context.Context, c Config) error {
 	l := lock{c: c}
 	defer l.close()
 	for {
+		had := l.conn
 		if err := l.hold(ctx); err != nil {
 			return err
 		}
-		next := time.Now().Add(c.Every)
+		if l.conn != had {
+			c.Monitor.begin(ctx, &c, false)
+		}
+		next, ran := time.Now().Add(c.Every), false
 		for _, p := range parts {
 			if !time.Now().Before(p.due) {
 				c.round(ctx, p)
+				ran = true
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -100,6 +110,10 @@ func Run(ctx context.Context, c Config) error {
 				next = p.due
 			}
 		}
+		if ran {
+			c.Monitor.end(ctx, l.conn)
+		}
+		c.Monitor.is(idle, time.Until(next)+answer)
 		if err := sleep(ctx, time.Until(next)); err != nil {
 			return err
 		}
@@ -108,7 +122,7 @@ func Run(ctx context.Context, c Config) error {
 
 // round runs a part and says what became of it, but the same failure only once in a while.
 func (c *Config) round(ctx context.Context, p *state) {
-	err := p.Run(ctx)
+	err := c.Monitor.run(ctx, p.Part)
 	now := time.Now()
 	p.due = now.Add(c.Every)
 	switch f := outbox.FaultOf(err); {
@@ -171,12 +185,14 @@ func (l *lock) hold(ctx context.Context) error {
 			l.standby, l.said = false, ""
 			return nil
 		case err == nil:
+			l.c.Monitor.is(standingBy, pause+answer)
 			if !l.standby {
 				l.c.Log.Info("another outflow maintain is at work: standing by")
 			}
 			l.standby, pause = true, lookAgain
 		default:
 			l.close()
+			l.c.Monitor.is(away, max(l.c.Every, lookAgain)+answer)
 			f := outbox.FaultOf(err)
 			if f != nil && f.Class != outbox.Transient && l.said == "" && !l.standby {
 				return err // the set-up can't work

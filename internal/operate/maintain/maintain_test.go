@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -29,7 +30,10 @@ func TestOnceRunsEachPartAndTellsTheWorst(t *testing.T) {
 		var parts []Part
 		ran := 0
 		for _, err := range c.errs {
-			parts = append(parts, Part{Run: func(context.Context) error { ran++; return err }})
+			parts = append(parts, Part{Run: func(context.Context, *watch.Maintained) error {
+				ran++
+				return err
+			}})
 		}
 		err := Once(t.Context(), Config{Parts: parts, Log: slog.New(slog.DiscardHandler)})
 		got := ""
@@ -49,7 +53,9 @@ func TestAPartThatFailsIsTriedAgain(t *testing.T) {
 	var log bytes.Buffer
 	c := &Config{Every: time.Hour, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	var err error
-	p := &state{Part: Part{Name: "archive", Run: func(context.Context) error { return err }}}
+	p := &state{Part: Part{Name: "archive", Run: func(context.Context, *watch.Maintained) error {
+		return err
+	}}}
 	round := func(atLeast time.Duration) {
 		t.Helper()
 		before := time.Now()

@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/crash"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -137,7 +138,8 @@ func Watch(ctx context.Context, cfg config.Config, log *slog.Logger, show func(*
 
 func newWatcher(cfg config.Config) *watch.Watcher {
 	// what fails is in the reading
-	return watch.New(watch.Config{Config: cfg, Logger: slog.New(slog.DiscardHandler)})
+	return watch.New(watch.Config{Config: cfg, Logger: slog.New(slog.DiscardHandler),
+		Partitions: partition.Watched(cfg)})
 }
 
 // start is what a start of run would have read.

@@ -58,10 +58,10 @@ func (m *maintainer) stopped() bool {
 	return strings.HasPrefix(state, "T")
 }
 
-func newMaintained(t *testing.T, name string) *retained {
+func newMaintained(t *testing.T, name string, settings ...string) *retained {
 	t.Helper()
-	r := newRetained(t, pgtest.Server(t), name, "ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s",
-		"MAINTAIN_EVERY=1s")
+	r := newRetained(t, pgtest.Server(t), name, append(settings, "ARCHIVE_URL=file://"+t.TempDir(),
+		"ARCHIVE_SEGMENT_AGE=0s", "MAINTAIN_EVERY=1s")...)
 	r.Init()
 	r.Start()
 	r.MustRun("partition", "apply") // makes a partition of now

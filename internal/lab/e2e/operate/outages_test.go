@@ -6,11 +6,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,11 +23,13 @@ import (
 	consume "github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/lab/alerts"
 	"github.com/outflowhq/outflow/internal/lab/faultproxy"
+	"github.com/outflowhq/outflow/internal/lab/freeport"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
 var record = flag.Bool("record", false, "play the outages and write internal/lab/alerts/testdata")
@@ -41,6 +45,10 @@ type scene struct {
 	pool    *pgxpool.Pool
 	counter int
 	every   func() // between two scrapes
+
+	child *process.Process // an outflow maintain
+	pages string           // its address; "": none runs
+	said  harness.Log
 }
 
 // newScene starts a pair on servers.
@@ -116,6 +124,46 @@ func (s *scene) consume(cfg consume.Config, h consume.Handler) (stop func()) {
 	}
 }
 
+// newMaintained starts a pair on an outbox of partitions, with an outflow maintain that archives.
+func newMaintained(t *testing.T) *scene {
+	t.Helper()
+	s := newScene(t, pgtest.Own(t, 0), natstest.Server(t).URL(), "INIT_PARTITION_BY=written_at",
+		"ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s", "RETAIN_TABLE_SLACK=0s", "MAINTAIN_EVERY=1s")
+	s.maintain()
+	return s
+}
+
+// maintain starts an outflow maintain, which is scraped.
+func (s *scene) maintain() {
+	s.t.Helper()
+	port, err := freeport.Port()
+	harness.Must(s.t, err)
+	s.pages = fmt.Sprint("127.0.0.1:", port)
+	cmd := exec.Command(harness.Program(s.Env), "maintain")
+	cmd.Env = append(slices.Clone(s.Env), "OUTFLOW_MAINTAIN_LISTEN="+s.pages)
+	cmd.Stdout, cmd.Stderr = &s.said, &s.said
+	s.child, err = process.Start(cmd, syscall.SIGKILL)
+	harness.Must(s.t, err)
+	child := s.child
+	s.t.Cleanup(func() {
+		_ = child.Kill() // it may have ended
+		_ = child.Wait()
+	})
+	harness.Eventually(s.t, "outflow maintain has done all of its parts", func() error {
+		at := &harness.Outflow{T: s.t, Listen: s.pages}
+		s.write(1, "")
+		if _, page := at.Get("/metrics"); !strings.Contains(page, "outflow_maintain_reported_timestamp_seconds{") {
+			return errors.New(s.said.String())
+		}
+		return nil
+	}, child)
+}
+
+func (s *scene) killMaintain() {
+	harness.Must(s.t, s.child.Kill())
+	s.pages = ""
+}
+
 // purge removes all messages but the last one.
 func (s *scene) purge() {
 	stream, err := s.JS.Stream(s.t.Context(), s.Stream)
@@ -143,6 +191,11 @@ func (s *scene) phase(what string, minutes int) {
 		if s.service != "" {
 			if code, page := (&harness.Outflow{T: s.t, Listen: s.service}).Get("/"); code == 200 {
 				pages[fmt.Sprintf(`job="service",instance="%c"`, s.named)] = page
+			}
+		}
+		if s.pages != "" {
+			if code, page := (&harness.Outflow{T: s.t, Listen: s.pages}).Get("/metrics"); code == 200 {
+				pages[`job="maintain",instance="m"`] = page
 			}
 		}
 		harness.Must(s.t, s.rec.Scrape(at, pages))
@@ -341,6 +394,49 @@ var outages = map[string]func(t *testing.T) *scene{
 		s.phase("a follower is killed", 25)
 		harness.Must(t, follower.Start())
 		s.phase("it is back", 10)
+		return s
+	},
+	"maintain_killed": func(t *testing.T) *scene {
+		s := newMaintained(t)
+		s.phase("all is well", 5)
+		s.killMaintain()
+		s.phase("outflow maintain is killed", 30)
+		harness.Exec(t, s.Conn, `DO $$ DECLARE p regclass; BEGIN
+			FOR p IN SELECT c.oid FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+				WHERE inhparent = 'outbox'::regclass ORDER BY pg_get_expr(relpartbound, c.oid) OFFSET 2 LOOP
+				EXECUTE 'DROP TABLE ' || p;
+			END LOOP; END $$`)
+		s.phase("one partition is left ahead", 15)
+		s.maintain()
+		s.phase("outflow maintain is back", 10)
+		return s
+	},
+	"rows_blocked": func(t *testing.T) *scene {
+		s := newMaintained(t)
+		other := s.Slot + "_other"
+		s.phase("all is well", 5)
+		harness.Exec(t, s.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", other)
+		harness.Exec(t, s.Conn, "CREATE TABLE old PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO "+
+			"('2024-05-02')")
+		s.phase("nobody reads another slot", 75)
+		harness.Exec(t, s.Conn, "SELECT pg_drop_replication_slot($1)", other)
+		s.phase("it is dropped", 10)
+		return s
+	},
+	"archive_gap": func(t *testing.T) *scene {
+		s := newMaintained(t)
+		s.phase("all is well", 5)
+		s.killMaintain()
+		s.write(10, "")
+		harness.Eventually(t, "all is published", func() error {
+			if at, ok := s.both[0].Series("outflow_unpublished_events"); ok && at > 0 {
+				return fmt.Errorf("%v events wait", at)
+			}
+			return nil
+		})
+		s.purge()
+		s.maintain()
+		s.phase("messages were removed that are not archived", 55)
 		return s
 	},
 	"consumer_idle": func(t *testing.T) *scene {
