@@ -15,6 +15,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -107,6 +108,7 @@ func LoadBrief(ctx context.Context, store Store, folder string) (*Archive, error
 
 // Refresh reads the manifests that have come since.
 func (a *Archive) Refresh(ctx context.Context) error {
+	defer progress.Wait(ctx, "reading the manifests of the archive of stream "+a.stream)()
 	names, err := a.store.List(ctx, a.folder)
 	if err != nil {
 		return err

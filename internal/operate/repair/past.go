@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
@@ -44,6 +45,9 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfi
 	if err != nil {
 		return 0, err
 	}
+	task := progress.Count(ctx, "reading the archive of stream "+s.r.cfg.Stream, "messages",
+		int64(first.Seq-1))
+	defer task.End()
 	next := uint64(1)
 	for first.Seq > next { // retention goes on while the archive is read
 		if next > 1 && a.Next() < first.Seq {
@@ -51,6 +55,7 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfi
 				"while it was read", s.r.cfg.Stream, first.Seq-1)
 		}
 		err := a.ReadRange(ctx, next, first.Seq, func(m *archive.Message) error {
+			task.Add(1)
 			return f(backfill.Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header.Get(outbox.HeaderName),
 				DeadLetter: m.Header.Get(sink.HeaderDeadLetter), Stored: m.Time})
 		})
