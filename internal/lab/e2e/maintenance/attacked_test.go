@@ -47,8 +47,8 @@ func (a *attacked) numbered(rows int) {
 	a.counter += rows
 }
 
-// rows are the numbers in the table, and in what was detached from it. It is false where a process that sleeps
-// has locked a partition.
+// rows are the numbers in the table, and in what was detached from it. It is false where a process that
+// sleeps has locked a partition.
 func (a *attacked) rows() (map[int]bool, bool) {
 	a.t.Helper()
 	all := map[int]bool{}

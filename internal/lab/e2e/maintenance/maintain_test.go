@@ -170,8 +170,8 @@ func TestMaintainOnceHasTheWorstExitCode(t *testing.T) {
 	f.MustStop(t)
 }
 
-// TestMaintainLeavesAPlainTableAlone: that is what init makes where nothing else is said, and nobody asked for
-// its rows to go.
+// TestMaintainLeavesAPlainTableAlone: that is what init makes where nothing else is said, and nobody asked
+// for its rows to go.
 func TestMaintainLeavesAPlainTableAlone(t *testing.T) {
 	t.Parallel()
 	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "plain",

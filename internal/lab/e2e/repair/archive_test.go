@@ -70,8 +70,8 @@ func TestARepairReadsWhatIsArchived(t *testing.T) {
 	}
 }
 
-// TestAnArchiveOfAnotherPastIsNotRead: the stream was put back from a backup and went on differently. What the
-// archive has of its front is not what was there, so its events need not have been published.
+// TestAnArchiveOfAnotherPastIsNotRead: the stream was put back from a backup and went on differently. What
+// the archive has of its front is not what was there, so its events need not have been published.
 func TestAnArchiveOfAnotherPastIsNotRead(t *testing.T) {
 	t.Parallel()
 	f, s, n := archived(t, "otherpast", 20)
