@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 )
 
@@ -28,7 +29,7 @@ func TestRoundsOfMaintainAddNothingToSuggestedCommands(t *testing.T) {
 	end()
 	for range 3 {
 		for _, part := range c.Parts {
-			if err := part.Run(ended); err == nil {
+			if err := part.Run(ended, &watch.Maintained{}); err == nil {
 				t.Errorf("part %s worked without servers", part.Name)
 			}
 		}
