@@ -194,6 +194,24 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 	return done, a.replaceOld(ctx, &done)
 }
 
+// ErasedBy reads back the segments that a request has written anew, and counts the messages that it erased.
+func (a *Archive) ErasedBy(ctx context.Context, request string) (n int64, err error) {
+	for _, m := range a.Segments {
+		if !slices.Contains(m.Erasure, request) {
+			continue
+		}
+		if err := a.read(ctx, m, func(msg *Message, _ Hash) error {
+			if msg.erased == request {
+				n++
+			}
+			return nil
+		}); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
 // eraseFrom erases from one segment. again: somebody else has written it anew meanwhile.
 func (a *Archive) eraseFrom(ctx context.Context, i int, e Erasing, done *Erased) (again bool, err error) {
 	names, err := a.store.List(ctx, a.folder)

@@ -259,9 +259,9 @@ func (l *Ledger) save(ctx context.Context, q catalog.Querier, r *Record) error {
 	}
 	var saved string
 	err = q.QueryRow(ctx, `UPDATE `+l.table+` SET notified = nullif($3, ''), rows = $4, cut = $5::text::pg_lsn,
-			cut_sequence = $6, sequences = $7, archived = $8, copies = $9
+			cut_sequence = $6, sequences = $7, archived = $8, copies = $9::text::jsonb
 		WHERE slot = $1 AND request = $2 RETURNING request`, l.slot, r.Request, r.Notified, r.Rows, cut,
-		int64(r.CutSeq), r.Erased.String(), r.Archived, copies).Scan(&saved)
+		int64(r.CutSeq), r.Erased.String(), r.Archived, string(copies)).Scan(&saved)
 	if err != nil {
 		return l.explain("write table "+l.table, err)
 	}
@@ -272,8 +272,8 @@ func (l *Ledger) save(ctx context.Context, q catalog.Querier, r *Record) error {
 func (l *Ledger) Finish(ctx context.Context, r *Record, certificate any) error {
 	text, err := json.Marshal(certificate)
 	if err == nil {
-		err = l.conn.QueryRow(ctx, `UPDATE `+l.table+` SET certificate = $3, finished_at = coalesce(finished_at,
-			now()) WHERE slot = $1 AND request = $2 RETURNING finished_at`, l.slot, r.Request, text).
+		err = l.conn.QueryRow(ctx, `UPDATE `+l.table+` SET certificate = $3::text::jsonb, finished_at = coalesce(finished_at,
+			now()) WHERE slot = $1 AND request = $2 RETURNING finished_at`, l.slot, r.Request, string(text)).
 			Scan(&r.Finished)
 	}
 	if err != nil {

@@ -7,7 +7,6 @@ package erase
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -332,9 +331,7 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 	}
 	c.o.Hit("erase.messages")
 	for _, k := range c.rep.Copies {
-		n, err := c.inCopy(ctx, k.Stream, true)
-		c.rec.Copies[k.Stream] += n
-		if err := errors.Join(err, c.ledger.Save(ctx, c.rec)); err != nil {
+		if _, err := c.inCopy(ctx, k.Stream, true); err != nil {
 			return err
 		}
 	}
@@ -450,7 +447,7 @@ func micro(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 // archive erases from all folders of the stream.
 func (c *command) archive(ctx context.Context) error {
 	current := archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created)
-	reached := c.store == nil || len(c.rec.Erased) == 0
+	reached, archived := c.store == nil || len(c.rec.Erased) == 0, int64(0)
 	err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
 		name := c.rep.Folders[len(c.rep.Folders)-1]
 		if name == current && len(c.rec.Erased) > 0 {
@@ -462,11 +459,19 @@ func (c *command) archive(ctx context.Context) error {
 		}
 		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
 		defer task.End()
-		done, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Is: is, Maybe: c.maybe(),
+		_, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Is: is, Maybe: c.maybe(),
 			Done: func() { task.Add(1) }})
-		c.rec.Archived += int64(done.Messages)
-		return errors.Join(err, c.ledger.Save(ctx, c.rec))
+		if err != nil {
+			return err
+		}
+		n, err := a.ErasedBy(ctx, c.o.Request) // also what a run erased that was killed
+		archived += n
+		return err
 	})
+	if err == nil {
+		c.rec.Archived = archived
+		err = c.ledger.Save(ctx, c.rec)
+	}
 	if err == nil && !reached && len(c.rep.Waiting) == 0 {
 		c.behind(0, c.rec.Erased[len(c.rec.Erased)-1].To)
 	}

@@ -331,6 +331,10 @@ func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64
 	if err != nil || !erase {
 		return uint64(len(all)), err
 	}
+	c.rec.Copies[name] = max(c.rec.Copies[name], uint64(len(all))) // a run that is killed leaves fewer
+	if err := c.ledger.Save(ctx, c.rec); err != nil {
+		return 0, err
+	}
 	task := progress.Count(ctx, "erasing from stream "+name, "messages", int64(len(all)))
 	defer task.End()
 	for _, f := range all {

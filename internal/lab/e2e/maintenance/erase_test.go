@@ -1,0 +1,278 @@
+package maintenance
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/klauspost/compress/zstd"
+	"github.com/nats-io/nats.go/jetstream"
+
+	consume "github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/oracle"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// certificate is what outflow erase --json prints.
+type certificate struct {
+	Finished *string `json:"finished"`
+	Notified string  `json:"notified"`
+	Rows     int     `json:"rows"`
+	Messages int     `json:"messages"`
+	Archived int     `json:"archived"`
+	Copies   []struct {
+		Stream   string `json:"stream"`
+		Messages int    `json:"messages"`
+	} `json:"copies"`
+	Waiting    []string `json:"waiting"`
+	NotReached []string `json:"not_reached"`
+}
+
+// erase runs outflow erase, and returns what it printed and its exit code.
+func erase(t *testing.T, f *harness.Installation, args ...string) (c certificate, stderr string, code int) {
+	t.Helper()
+	out, stderr, code := f.Run(append([]string{"erase", "--json", "--wait", "0s"}, args...)...)
+	if out != "" {
+		if err := json.Unmarshal([]byte(out), &c); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	return c, stderr, code
+}
+
+// filesWith names the files below a folder that hold a text, also where they are compressed.
+func filesWith(t *testing.T, dir, text string) (found []string) {
+	t.Helper()
+	dec, err := zstd.NewReader(nil)
+	harness.Must(t, err)
+	defer dec.Close()
+	harness.Must(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if os.IsNotExist(err) {
+			return nil // a file that the server has replaced
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		if os.IsNotExist(err) {
+			return nil
+		}
+		if strings.HasSuffix(name, ".zst") && err == nil {
+			data, err = dec.DecodeAll(data, nil)
+		}
+		if bytes.Contains(data, []byte(text)) {
+			found = append(found, name)
+		}
+		return err
+	}))
+	return found
+}
+
+// reader is a consumer of package consumer that notes which documents it has read.
+type reader struct {
+	t     *testing.T
+	f     *harness.Installation
+	pool  *pgxpool.Pool
+	name  string
+	stop  context.CancelFunc
+	ended chan error
+}
+
+func newReader(t *testing.T, f *harness.Installation, url, name string) *reader {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	harness.Must(t, err)
+	t.Cleanup(pool.Close)
+	harness.Exec(t, f.Conn, "CREATE TABLE seen_"+name+" (doc text, n text)")
+	return &reader{t: t, f: f, pool: pool, name: name}
+}
+
+func (r *reader) start() {
+	r.t.Helper()
+	c, err := consume.New(r.f.JS, consume.Postgres(r.pool), consume.Config{Name: r.name, Stream: r.f.Stream,
+		Partitions: 4, Log: slog.New(slog.NewTextHandler(r.f.Log, nil))})
+	harness.Must(r.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	r.stop, r.ended = cancel, make(chan error, 1)
+	go func() {
+		r.ended <- c.Run(ctx, func(ctx context.Context, tx pgx.Tx, e *consume.Event) error {
+			_, err := tx.Exec(ctx, "INSERT INTO seen_"+r.name+" VALUES ($1, $2)", e.Document, e.Key)
+			return err
+		})
+	}()
+	r.t.Cleanup(cancel)
+}
+
+// reach waits until it has read so many events, and stops it.
+func (r *reader) reach(n int) {
+	r.t.Helper()
+	harness.Eventually(r.t, fmt.Sprintf("consumer %s has %d events", r.name, n), func() error {
+		select {
+		case err := <-r.ended:
+			r.t.Fatalf("consumer %s ended: %v", r.name, err)
+		default:
+		}
+		got := harness.Value[int](r.t, r.f.Conn, "SELECT count(*) FROM seen_"+r.name)
+		if got != n {
+			return fmt.Errorf("%d events", got)
+		}
+		return nil
+	})
+	r.stop()
+	harness.Must(r.t, <-r.ended)
+}
+
+// TestADocumentIsErasedEverywhere: killed at each step, and found again; then nothing of it is in any file of
+// the server or the archive, and everything else goes on.
+func TestADocumentIsErasedEverywhere(t *testing.T) {
+	t.Parallel()
+	const secret, doc, each = "S3CR3T", "customer 17", 10
+	store, dir := t.TempDir(), t.TempDir()
+	pg := pgtest.Own(t, 0, "wal_level=logical")
+	f := harness.NewInstallation(t, pg, natstest.Server(t, natsserver.Options{Dir: store}).URL(), "erased",
+		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	for _, config := range []jetstream.StreamConfig{
+		{Name: "MIRROR", Mirror: &jetstream.StreamSource{Name: f.Stream}},
+		{Name: "AGGREGATE", Sources: []*jetstream.StreamSource{{Name: "MIRROR"}}},
+	} {
+		_, err := f.JS.CreateStream(t.Context(), config)
+		harness.Must(t, err)
+	}
+	counter := 0
+	write := func(doc, payload string) {
+		t.Helper()
+		counter++
+		harness.Insert(t, f.Conn, doc, counter, fmt.Sprintf(`{"n": %d, "of": "%s"}`, counter, payload))
+	}
+	for range each {
+		write(doc, secret)
+		write("another", "nobody")
+	}
+	harness.AwaitMessages(t, f.JS, f.Stream, 2*each)
+	early := newReader(t, f, f.URL, "early") // it has read a part when the document is erased
+	early.start()
+	early.reach(2 * each)
+	archived(t, f, 2*each)
+	for range each {
+		write(doc, secret)
+		write("another", "nobody")
+	}
+	f.MustRun("replay", "--to", "stream:PAST", "--from", "stream", "--doc", doc)
+	all := func() int { return counter + harness.Value[int](t, f.Conn, settled) }
+	harness.AwaitMessages(t, f.JS, "AGGREGATE", all())
+	for _, where := range []string{store, dir} {
+		if len(filesWith(t, where, secret)) == 0 {
+			t.Fatalf("nothing to erase is in %s", where)
+		}
+	}
+
+	// what it would do, and that it does nothing
+	args := []string{"--doc", doc, "--request", "gdpr-1", "--copy", "PAST", "--notify", `{"erased": true}`}
+	c, said, code := erase(t, f, args...)
+	if code != 0 || c.Rows != 2*each || c.Messages != 2*each || c.Archived != each || len(c.Copies) != 3 ||
+		c.Copies[0].Messages != 2*each || c.Copies[2].Messages < each {
+		t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+	}
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = $1", doc); n != 2*each {
+		t.Fatalf("%d rows are left by a run without --yes", n)
+	}
+
+	args = append(args, "--yes")
+	for _, point := range []string{"begun", "notified", "rows", "deleted", "cut", "confirmed", "saved", "noted",
+		"message", "messages", "copy", "copies", "object", "manifest", "replaced", "archived", "finished"} {
+		harness.Eventually(t, "it is killed at erase."+point, func() error {
+			settle(t, f)
+			f.MustRun("archive", "run", "--now")
+			env := f.Env
+			f.Set("FAILPOINT=erase." + point + ":1")
+			cmd := exec.CommandContext(t.Context(), harness.Program(f.Env), append([]string{"erase", "--wait",
+				"0s"}, args...)...)
+			cmd.Env = f.Env
+			out, err := cmd.CombinedOutput()
+			f.Env = env
+			switch {
+			case err == nil:
+				t.Fatalf("erase.%s is not reached: %s", point, out)
+			case strings.Contains(err.Error(), "killed"):
+				return nil
+			case strings.Contains(string(out), "erase_waits"), strings.Contains(string(out), "erase_busy"):
+				return fmt.Errorf("%s", out)
+			}
+			t.Fatalf("erase.%s: %v: %s", point, err, out)
+			return nil
+		})
+	}
+	c, said, code = erase(t, f, args...)
+	if code != 0 || c.Finished == nil || c.Rows != 2*each || c.Messages != 2*each || c.Archived < each ||
+		c.Notified == "" || len(c.Waiting) != 0 || len(c.NotReached) == 0 {
+		t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+	}
+	for _, where := range []string{store, dir} {
+		if found := filesWith(t, where, secret); len(found) > 0 {
+			t.Errorf("it is still in %v", found)
+		}
+	}
+	if found := filesWith(t, dir, string(outbox.AppendToken(nil, doc))); len(found) > 1 {
+		t.Errorf("the document is named in %v", found) // one has the last event
+	}
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = $1", doc); n != 1 {
+		t.Errorf("%d rows are left", n)
+	}
+	f.MustFail(2, append([]string{"erase", "--doc", "other", "--request", "gdpr-1"}, "--yes"),
+		"code erase_request")
+
+	// everything goes on
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.Start()
+	write(doc, "later")
+	write("another", "nobody")
+	harness.Eventually(t, "what is written later is published", func() error {
+		if found := harness.Messages(t, f.JS, f.Stream); len(found) != all()-2*each+1 {
+			return fmt.Errorf("%d messages, of %d", len(found), all()-2*each+1)
+		}
+		return nil
+	})
+	early.start()
+	early.reach(all() - each + 1) // it had read the first half
+	late := newReader(t, f, f.URL, "late")
+	late.start()
+	late.reach(all() - 2*each + 1)
+	archived(t, f, ends(f))
+	f.MustRun("archive", "verify")
+	out := f.MustRun("replay", "--to", "stdout", "--doc", doc)
+	if n := strings.Count(out, `"document":"`+doc+`"`); n != 2 || strings.Contains(out, secret) {
+		t.Errorf("a replay has %d events of it: %s", n, out)
+	}
+	f.MustRun("archive", "restore", "--to", "PAST_AGAIN")
+	got := harness.Messages(t, f.JS, "PAST_AGAIN")
+	if slices.ContainsFunc(got, func(m *oracle.Message) bool { return bytes.Contains(m.Data, []byte(secret)) }) {
+		t.Error("a restored stream has what was erased")
+	}
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	if report, said, code := f.Repair("--check"); code != 0 {
+		t.Errorf("repair: exit code %d: %+v\n%s", code, report, said)
+	}
+}
+
+// settled is how many rows settle has written.
+const settled = "SELECT count(*) FROM outbox WHERE doc_id = 'now'"
