@@ -35,6 +35,19 @@ var commands = []Finding{
 		Title: "The archive has nothing of the stream",
 		Hint: "Are archive.url and stream those that `outflow archive run` had? `outflow archive list` " +
 			"shows what is there."},
+	{Code: "rows_columns", Severity: Error, Classes: fatal,
+		Title: "Archived messages do not carry what the rows of the table need",
+		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as they were " +
+			"when the messages were published."},
+	{Code: "rows_cut", Severity: Error, Classes: gap,
+		Title: "Some messages have only the beginning of a long id, document or key",
+		Hint: "All other rows are back. Take those from a backup of the database: `outflow replay --seq N` shows " +
+			"their messages."},
+	{Code: "rows_origin", Severity: Error, Classes: fatal,
+		Title: "Rows can't be put back in a way that outflow run tells from new ones",
+		Hint: "They need a replication origin. Set replication.origin to own, and let a superuser do it, or grant " +
+			"EXECUTE on pg_replication_origin_create, pg_replication_origin_oid and " +
+			"pg_replication_origin_session_setup to the role of retain.postgres_url."},
 	{Code: "restore_exists", Severity: Error, Classes: fatal,
 		Title: "The stream that is to be restored exists",
 		Hint: "If nothing of it is needed, remove it with `nats stream rm`. To look at the past only, " +

@@ -26,7 +26,7 @@ it: run it from cron for example.`,
 		Example: "  outflow archive run --config outflow.yaml\n  outflow archive verify",
 	}
 	cmd.AddCommand(a.archiveRunCommand(), a.archiveListCommand(), a.archiveVerifyCommand(),
-		a.archiveRestoreCommand())
+		a.archiveRestoreCommand(), a.archiveRowsCommand())
 	return cmd
 }
 
@@ -178,6 +178,48 @@ again.`,
 	f := cmd.Flags()
 	f.StringVar(&o.To, "to", "", "`stream` to make; by default the one of the settings")
 	f.StringVar(&o.Folder, "folder", "", "`name` of the folder to restore; by default the newest one")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+func (a *App) archiveRowsCommand() *cobra.Command {
+	var o archive.RowsOptions
+	var asJSON bool
+	cmd := a.configured(&cobra.Command{
+		Use:   "rows",
+		Short: "Put rows back into the outbox table from the archive",
+		Long: `Inserts the rows of archived messages into the outbox table, those whose id it does not
+have, with all columns that messages carry: id, document, key or actor and counter, payload, and what the
+subject and mapped headers hold. It says which others are left to their defaults. outflow run does not publish
+these rows: their transactions have a replication origin (outflow_restore). If the stream is lost as well,
+restore it first. Killed at any point, it is run again. See docs/archive.md.
+
+Exit code 0, 2 for a wrong option, 3 if the table needs more than messages carry, if the role lacks a right
+or a server can't be reached, 4 if an object of the archive is lost or damaged, or some rows can't be put
+back because their messages have only the beginning of a long value, 1 if a server was lost: run it again.`,
+		Example: "  outflow archive rows --dry-run\n  outflow archive rows --config outflow.yaml",
+	}, func(ctx context.Context, cfg config.Config) error {
+		if a.faults != nil {
+			o.Hit = a.faults.Hit
+		}
+		ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
+		defer cancel()
+		r, err := archive.PutBack(ctx, cfg, newLogger(a.Stderr, cfg), o)
+		switch {
+		case r == nil:
+			return err
+		case asJSON:
+			return errors.Join(err, a.printJSON(r))
+		}
+		a.printf(a.Stdout, "at %v\n%v\n", a.where, r)
+		if o.DryRun {
+			a.printf(a.Stdout, "nothing was changed (--dry-run)\n")
+		}
+		return err
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.Folder, "folder", "", "`name` of the folder to read; by default the newest one")
+	f.BoolVar(&o.DryRun, "dry-run", false, "only read the archive, and say what it carries")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
 }

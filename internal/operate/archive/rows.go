@@ -1,0 +1,438 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// restoreOrigin is the replication origin of what is put back into the table: outflow run passes over
+// transactions that have one. It stays, since the WAL names it by a number that PostgreSQL looks up.
+const restoreOrigin = "outflow_restore"
+
+// RowsOptions say what is put back.
+type RowsOptions struct {
+	Folder string // of the archive; "": the newest one with a segment
+	DryRun bool   // only read the archive, and count
+
+	Hit func(point string) // called at points where tests kill the process; may be nil
+}
+
+// Rows says what was put back. The JSON names are stable.
+type Rows struct {
+	Folder string `json:"folder"`
+	Table  string `json:"table"`
+	First  uint64 `json:"first"`
+	Last   uint64 `json:"last"`
+
+	Inserted    uint64 `json:"inserted"`     // with a dry run: would be, or are there
+	There       uint64 `json:"there"`        // a row had the id already
+	DeadLetters uint64 `json:"dead_letters"` // messages that say of a row that it could not be published
+	// Cut are the sequences of messages that have only the beginning of a long value, the first ones; CutN is
+	// how many there are. Their rows can't be put back.
+	Cut  []uint64 `json:"cut"`
+	CutN uint64   `json:"cut_count"`
+
+	Columns []string `json:"columns"` // that messages carry
+	Left    []string `json:"left"`    // those that they don't: they have their defaults
+}
+
+func (r *Rows) String() string {
+	text := fmt.Sprintf("table %s: %d rows put back, %d were there, from messages %d to %d\ncolumns  %s",
+		r.Table, r.Inserted, r.There, r.First, r.Last, strings.Join(r.Columns, ", "))
+	if len(r.Left) > 0 {
+		text += fmt.Sprintf("\ndefaults %s: messages do not carry them", strings.Join(r.Left, ", "))
+	}
+	if r.DeadLetters > 0 {
+		text += fmt.Sprintf("\nwithout  %d dead letters: they hold no payload", r.DeadLetters)
+	}
+	return text
+}
+
+// maxNamed is how many sequences are named.
+const maxNamed = 10
+
+// rowWriter puts rows back.
+type rowWriter struct {
+	conn   *pgx.Conn // nil: nothing is written
+	layout *wiring.Layout
+	carry  *carrier
+	sql    string
+	rep    *Rows
+	hit    func(string)
+
+	rows  [][]any
+	keys  []string // of the messages, as they say
+	bytes int
+}
+
+// Bounds on what one transaction writes.
+const (
+	maxRows     = 500
+	maxRowBytes = 8 << 20
+)
+
+// PutBack inserts the rows of archived messages into the outbox table, as far as messages carry them: those
+// whose id it does not have. They have a replication origin, so outflow run does not take them for events. A
+// run that was killed is run again.
+func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOptions) (*Rows, error) {
+	if err := wiring.NeedTable(cfg, "putting rows back"); err != nil {
+		return nil, err
+	}
+	store, err := open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = store.Close() }()
+	a, folder, err := find(ctx, cfg, store, o.Folder)
+	if err != nil {
+		return nil, err
+	}
+	l, err := conns.Open(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	rec, _, err := l.Store.Load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if l.Layout.Follow(cfg, rec); !l.Layout.Mapping.OwnOnly {
+		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "rows_origin",
+			Message: "replication.origin is any: outflow run would publish the rows that are put back again"}
+	}
+	w := &rowWriter{layout: l.Layout, hit: o.Hit, rep: &Rows{Folder: folder, Table: l.Layout.Mapping.Table,
+		First: a.Segments[0].First, Last: a.Next() - 1, Cut: []uint64{}}}
+	if w.hit == nil {
+		w.hit = func(string) {}
+	}
+	if err := w.prepare(cfg); err != nil {
+		return nil, err
+	}
+	if !o.DryRun {
+		if err := w.connect(ctx, cfg); err != nil {
+			return nil, err
+		}
+		defer postgres.Close(w.conn)
+	}
+	return w.rep, w.run(ctx, a)
+}
+
+// prepare decides which columns are written, and refuses a table that needs more.
+func (w *rowWriter) prepare(cfg config.Config) (err error) {
+	if w.carry, err = newCarrier(cfg, w.layout); err != nil {
+		return err
+	}
+	t := w.layout.Table
+	var names, values, needs []string
+	var id string
+	for _, c := range t.Columns {
+		n := slices.Index(w.carry.columns, c.Name)
+		switch {
+		case c.Generated:
+		case n >= 0:
+			names = append(names, postgres.Quote(c.Name))
+			cast := "::text::"
+			if c.TypeOID == byteaOID {
+				cast = "::"
+			}
+			value := fmt.Sprintf("$%d%s%s", n+1, cast, c.TypeName)
+			values = append(values, value)
+			if c.Name == w.layout.ID {
+				id = value
+			}
+			w.rep.Columns = append(w.rep.Columns, c.Name)
+		default:
+			w.rep.Left = append(w.rep.Left, c.Name)
+			if c.NotNull && !c.Default {
+				needs = append(needs, c.Name)
+			}
+		}
+	}
+	if id == "" {
+		return &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
+			Message: fmt.Sprintf("table %s has no id column (columns.id): nobody could tell which rows it has",
+				w.rep.Table)}
+	}
+	if len(needs) > 0 {
+		return &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
+			Message: fmt.Sprintf("table %s needs values for %s, which messages do not carry", w.rep.Table,
+				strings.Join(needs, ", "))}
+	}
+	table := postgres.Quote(t.Schema) + "." + postgres.Quote(t.Name)
+	returned := "''"
+	if key := w.layout.Mapping.Key; key != "" {
+		returned = postgres.Quote(key) + "::text"
+	}
+	w.sql = fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s WHERE NOT EXISTS (SELECT FROM "+
+		"%[1]s WHERE %s = %s) RETURNING %s", table, strings.Join(names, ", "), strings.Join(values, ", "),
+		postgres.Quote(w.layout.ID), id, returned)
+	return nil
+}
+
+const byteaOID = 17
+
+// connect opens a connection whose transactions have the origin. Only one can have it at a time.
+func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) {
+	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
+	if url := cfg.Retain.PostgresURL; url != "" {
+		target.Setting, target.URL = "retain.postgres_url", url
+	}
+	if w.conn, err = target.Connect(ctx); err != nil {
+		return err
+	}
+	_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_create($1) WHERE pg_replication_origin_oid($1) IS NULL`,
+		restoreOrigin)
+	if err == nil {
+		_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_session_setup($1)`, restoreOrigin)
+	}
+	if err != nil {
+		postgres.Close(w.conn)
+		switch postgres.SQLState(err) {
+		case "42501":
+			return &outbox.Fault{Class: outbox.Fatal, Code: "rows_origin", Err: err,
+				Message: "the role may not write with a replication origin"}
+		case "55006":
+			return &outbox.Fault{Class: outbox.Fatal, Code: "rows_origin", Err: err,
+				Message: "another outflow archive rows is at work", Hint: "Wait until it has ended"}
+		}
+		return fmt.Errorf("set up replication origin %s: %w", restoreOrigin, err)
+	}
+	return nil
+}
+
+func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
+	task := progress.Count(ctx, "putting rows back", "messages", int64(w.rep.Last-w.rep.First+1))
+	defer task.End()
+	err := a.Read(ctx, 1, func(m *archive.Message) error {
+		task.Set(int64(m.Seq - w.rep.First + 1))
+		if m.Header.Get(sink.HeaderDeadLetter) != "" {
+			w.rep.DeadLetters++
+			return nil
+		}
+		values, key, err := w.carry.row(m)
+		switch {
+		case errors.Is(err, errCut):
+			if w.rep.CutN++; len(w.rep.Cut) < maxNamed {
+				w.rep.Cut = append(w.rep.Cut, m.Seq)
+			}
+			return nil
+		case err != nil:
+			return err
+		}
+		w.rows, w.keys = append(w.rows, values), append(w.keys, key)
+		w.bytes += len(m.Data)
+		if len(w.rows) < maxRows && w.bytes < maxRowBytes {
+			return nil
+		}
+		return w.flush(ctx)
+	})
+	if err == nil {
+		err = w.flush(ctx)
+	}
+	if err == nil && w.rep.CutN > 0 {
+		err = &outbox.Fault{Class: outbox.Gap, Code: "rows_cut",
+			Message: fmt.Sprintf("%d rows were not put back: their messages have only the beginning of a long "+
+				"id, document or key; sequences %v", w.rep.CutN, w.rep.Cut)}
+	}
+	return err
+}
+
+// flush writes the rows in one transaction.
+func (w *rowWriter) flush(ctx context.Context) error {
+	rows, keys := w.rows, w.keys
+	w.rows, w.keys, w.bytes = nil, nil, 0
+	if len(rows) == 0 {
+		return nil
+	}
+	if w.conn == nil {
+		w.rep.Inserted += uint64(len(rows))
+		return nil
+	}
+	inserted := uint64(0)
+	err := pgx.BeginFunc(ctx, w.conn, func(tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		for i, values := range rows {
+			b.Queue(w.sql, values...).QueryRow(func(row pgx.Row) error {
+				var key *string
+				switch err := row.Scan(&key); {
+				case errors.Is(err, pgx.ErrNoRows):
+					return nil
+				case err != nil:
+					return fmt.Errorf("table %s: %w", w.rep.Table, err)
+				case w.layout.Mapping.Key != "" && (key == nil || *key != keys[i]):
+					return &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
+						Message: fmt.Sprintf("the key of a row that was put back is not that of its message, "+
+							"%q: %s is made otherwise than it was", keys[i], w.layout.Mapping.Key)}
+				}
+				inserted++
+				return nil
+			})
+		}
+		return tx.SendBatch(ctx, b).Close()
+	})
+	if err != nil {
+		return err
+	}
+	w.rep.Inserted += inserted
+	w.rep.There += uint64(len(rows)) - inserted
+	w.hit("rows.written")
+	return nil
+}
+
+// carrier takes the columns of a row from its message.
+type carrier struct {
+	columns  []string // in the order of the values
+	layout   *wiring.Layout
+	template *outbox.SubjectTemplate
+	headers  []config.Header
+	computed bool // actor and counter are in the key
+	nullable map[string]bool
+	binary   bool // the payload is bytea
+}
+
+// errCut: of some value the message has only the beginning.
+var errCut = errors.New("a value was cut")
+
+func newCarrier(cfg config.Config, l *wiring.Layout) (*carrier, error) {
+	t, err := outbox.ParseSubjectTemplate(cfg.Subject)
+	if err != nil {
+		return nil, err
+	}
+	m := l.Mapping
+	key, _ := l.Table.Column(m.Key)
+	c := &carrier{layout: l, template: t, headers: cfg.Headers, nullable: map[string]bool{},
+		computed: m.Actor != "" && m.Counter != "" && (m.Key == "" || key.Generated)}
+	add := func(name string) {
+		if column, ok := l.Table.Column(name); ok && !column.Generated && !slices.Contains(c.columns, name) {
+			c.columns = append(c.columns, name)
+			c.nullable[name] = !column.NotNull
+		}
+	}
+	add(l.ID)
+	add(m.Payload)
+	add(m.Key)
+	if c.computed {
+		add(m.Actor)
+		add(m.Counter)
+	}
+	for _, name := range t.Columns() {
+		if _, carried := t.Encoded(name, ""); carried {
+			add(c.column(name))
+		}
+	}
+	for _, h := range cfg.Headers {
+		add(c.column(h.Column))
+	}
+	payload, _ := l.Table.Column(m.Payload)
+	c.binary = payload.TypeOID == byteaOID
+	return c, nil
+}
+
+// column is the table's column that a name in the template or in the mapped headers stands for.
+func (c *carrier) column(name string) string {
+	u, ok := c.layout.Uses[name]
+	m := c.layout.Mapping
+	switch {
+	case !ok:
+		return ""
+	case u.Role == config.InDoc:
+		return m.Doc
+	case u.Role == config.InActor:
+		return m.Actor
+	case u.Role == config.InKey:
+		return m.Key
+	case u.Role == config.InID:
+		return c.layout.ID
+	}
+	return c.layout.Extra[u.Extra]
+}
+
+// counterDigits is the length of a counter in a key that is made of actor and counter.
+const counterDigits = 20
+
+// row is the row of a message: a value for each column, and the key as the message has it. What the subject
+// says counts before a mapped header, in which line breaks are spaces.
+func (c *carrier) row(m *archive.Message) (values []any, key string, err error) {
+	packed := m.Header.Get(outbox.HeaderName)
+	h, err := outbox.ParseHeader(packed)
+	if err != nil {
+		return nil, "", &outbox.Fault{Class: outbox.Fatal, Code: "foreign_message", Err: err,
+			Message: fmt.Sprintf("the archived message %d is not outflow's", m.Seq)}
+	}
+	if strings.Contains(fieldOf(packed, "id"), "=~") || strings.Contains(fieldOf(packed, "key"), "=~") {
+		return nil, "", errCut
+	}
+	l, found := c.layout, map[string]any{}
+	set := func(column string, v any) {
+		if _, ok := found[column]; !ok {
+			found[column] = v
+		}
+	}
+	set(l.ID, h.ID)
+	set(l.Mapping.Key, h.Key)
+	if n := len(h.Key) - counterDigits - 1; c.computed && n >= 0 && h.Key[n] == ':' &&
+		strings.Trim(h.Key[n+1:], "0123456789") == "" {
+		set(l.Mapping.Actor, h.Key[:n])
+		set(l.Mapping.Counter, strings.TrimLeft(h.Key[n+1:len(h.Key)-1], "0")+h.Key[len(h.Key)-1:])
+	} else if c.computed {
+		return nil, "", &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
+			Message: fmt.Sprintf("the key of message %d, %q, is not made of actor and counter", m.Seq, h.Key)}
+	}
+	cut := false
+	ours := c.template.Parse(m.Subject, func(name, encoded string) {
+		var tokens []string
+		for token := range strings.SplitSeq(encoded, ".") {
+			v, whole := outbox.ParseToken(token)
+			cut = cut || !whole || strings.Contains(token, "=~")
+			tokens = append(tokens, v)
+		}
+		column := c.column(name)
+		if v := strings.Join(tokens, "."); v != "" || !c.nullable[column] {
+			set(column, v)
+		}
+	})
+	if !ours {
+		return nil, "", &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
+			Message: fmt.Sprintf("the template %s makes no subject %q, that of message %d: the setting subject "+
+				"was another one", c.template, m.Subject, m.Seq)}
+	}
+	if cut {
+		return nil, "", errCut
+	}
+	for _, mapped := range c.headers {
+		if v, ok := m.Header[mapped.Name]; ok {
+			set(c.column(mapped.Column), strings.Join(v, ""))
+		}
+	}
+	if c.binary {
+		set(l.Mapping.Payload, m.Data)
+	} else {
+		set(l.Mapping.Payload, string(m.Data))
+	}
+	for _, name := range c.columns {
+		values = append(values, found[name])
+	}
+	return values, h.Key, nil
+}
+
+// fieldOf is a field of the packed header as it stands there.
+func fieldOf(packed, name string) string {
+	_, text, _ := strings.Cut(packed, " "+name+"=")
+	text, _, _ = strings.Cut(text, " ")
+	return text
+}
