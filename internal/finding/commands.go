@@ -141,6 +141,12 @@ var commands = []Finding{
 		Hint: "Take the snapshot into another stream, with slot, publication and stream of its own; or " +
 			"let `outflow repair` publish the older rows behind what the stream has.",
 		Runbook: "[An installation that is there](snapshot.md#an-installation-that-is-there)."},
+	{Code: "snapshot_archived", Severity: Error, Classes: fatal,
+		Title: "A stream of that name was archived, with rows that the table may not have any more",
+		Hint: "`outflow archive restore` makes the stream again, under the same sequences, and `outflow repair` " +
+			"publishes the rows that it lacks. If the archive is not to count, say --archive.url \"\" with the " +
+			"command.",
+		Runbook: "[Rows that only the archive has](snapshot.md#rows-that-only-the-archive-has)."},
 	{Code: "snapshot_removed", Severity: Error, Classes: fatal,
 		Title: "Messages of an unfinished snapshot were removed from the stream",
 		Hint:  "Remove the stream with `nats stream rm`. " + snapshotAgain + " It starts over."},

@@ -178,8 +178,8 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	if key := w.layout.Mapping.Key; key != "" {
 		returned = postgres.Quote(key) + "::text"
 	}
-	w.sql = fmt.Sprintf("INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s WHERE NOT EXISTS (SELECT FROM "+
-		"%[1]s WHERE %s = %s) RETURNING %s", table, strings.Join(names, ", "), strings.Join(values, ", "),
+	w.sql = fmt.Sprintf("INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s WHERE NOT EXISTS "+
+		"(SELECT FROM %[1]s WHERE %[4]s = %[5]s) RETURNING %[6]s", table, strings.Join(names, ", "), strings.Join(values, ", "),
 		postgres.Quote(w.layout.ID), id, returned)
 	return nil
 }

@@ -74,6 +74,9 @@ func (s *snapshot) prepare(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, prepareTimeout)
 	defer cancel()
+	if err := s.checkArchived(ctx); err != nil {
+		return err
+	}
 	return s.o.Prepare(ctx)
 }
 
