@@ -2,6 +2,7 @@
 //
 //	inventory move -events 1000 -format 3    moves stock at random, and writes an event for each movement
 //	inventory stock -deploy 1                counts, exactly once
+//	inventory shipped -stream STOCK_PAST     adds up what was shipped, from a stream that outflow replay has filled
 //	inventory undo -deploy 2                 takes back what a deploy has counted, prints where to rewind to
 //
 // DATABASE_URL and NATS_URL say where PostgreSQL and NATS are. Beside it runs `outflow run --config
@@ -34,7 +35,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return errors.New("inventory move, stock, or undo")
+		return errors.New("inventory move, stock, shipped, or undo")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	events := flags.Int("events", 1000, "move: how many movements")
@@ -46,11 +47,15 @@ func run(ctx context.Context, args []string) error {
 		"deploy did")
 	lease := flags.Duration("lease", 10*time.Second,
 		"stock: after which another instance takes over from one that died")
+	stream := flags.String("stream", "STOCK_PAST", "shipped: the stream that was filled")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
-	if args[0] == "stock" {
+	switch args[0] {
+	case "stock":
 		return consumer.Main(ctx, counting(*lease), counter(*deploy, *bug))
+	case "shipped":
+		return consumer.Main(ctx, shipping(*stream, *lease), ship())
 	}
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
@@ -63,5 +68,5 @@ func run(ctx context.Context, args []string) error {
 	case "undo":
 		return undo(ctx, pool, *deploy)
 	}
-	return fmt.Errorf("%s is none of move, stock, undo", args[0])
+	return fmt.Errorf("%s is none of move, stock, shipped, undo", args[0])
 }

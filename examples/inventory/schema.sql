@@ -1,4 +1,5 @@
--- The warehouse's outbox: partitioned by month, with the columns that consumers get as headers.
+-- The warehouse's outbox, with the columns that consumers get as headers. It is partitioned by five seconds, as another one is by day:
+-- outflow maintain makes the next partitions, and takes the old ones away.
 
 CREATE TABLE outbox_events (
   event_id uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -9,13 +10,13 @@ CREATE TABLE outbox_events (
   PRIMARY KEY (event_id, created_at)
 ) PARTITION BY RANGE (created_at);
 
-DO $$
-DECLARE month timestamptz := date_trunc('month', now());
+DO $$ -- for as long as it takes to start it
+DECLARE at timestamptz := date_bin('5 seconds', now(), '2001-01-01');
 BEGIN
-  FOR i IN 1..3 LOOP
+  FOR i IN 1..24 LOOP
     EXECUTE format('CREATE TABLE outbox_events_%s PARTITION OF outbox_events FOR VALUES FROM (%L) TO (%L)',
-      to_char(month, 'YYYY_MM'), month, month + interval '1 month');
-    month := month + interval '1 month';
+      to_char(at, 'YYYYMMDD_HH24MISS'), at, at + interval '5 seconds');
+    at := at + interval '5 seconds';
   END LOOP;
 END $$;
 
@@ -27,3 +28,8 @@ CREATE TABLE ledger (
   sequence bigint PRIMARY KEY, -- of the event in the stream
   warehouse text NOT NULL, sku text NOT NULL, quantity bigint NOT NULL, -- how much there was after it
   deploy text NOT NULL);
+
+-- What another consumer makes of it, which was thought of later: how much was ever shipped.
+
+CREATE TABLE shipped (warehouse text NOT NULL, sku text NOT NULL, quantity bigint NOT NULL, events bigint NOT NULL,
+  PRIMARY KEY (warehouse, sku));

@@ -34,6 +34,7 @@ type Options struct {
 	Outflow string // the program outflow
 	Config  string // its configuration: a file without addresses
 	Schema  string // SQL that makes the tables of the example
+	Archive bool   // there is one, in a folder
 	Out     io.Writer
 }
 
@@ -144,6 +145,9 @@ func (s *Stage) env() (env []string) {
 		if !strings.HasPrefix(v, "OUTFLOW_") && !strings.HasPrefix(v, "PG") {
 			env = append(env, v)
 		}
+	}
+	if s.opt.Archive {
+		env = append(env, "OUTFLOW_ARCHIVE_URL=file://"+filepath.Join(s.dir, "archive"))
 	}
 	return append(env, "DATABASE_URL="+s.PostgresURL, "NATS_URL="+s.NATSURL, "OUTFLOW_CONFIG="+s.opt.Config,
 		"OUTFLOW_LISTEN="+s.listen,

@@ -1,5 +1,5 @@
-// Command show plays the warehouse: old payloads and new ones, a deploy that counts wrong, and its repair;
-// and a verdict that is computed from the stream.
+// Command show plays the warehouse: old payloads and new ones, a deploy that counts wrong, and its repair; a
+// past that is in the archive alone, and what is made of it; and a verdict that is computed from the stream.
 package main
 
 import (
@@ -70,7 +70,7 @@ func (p *play) run(ctx context.Context) (v verdict, err error) {
 		return v, err
 	}
 	p.Stage, err = stage.Raise(ctx, stage.Options{Outflow: p.outflow, Config: config, Schema: string(schema),
-		Out: os.Stdout})
+		Archive: true, Out: os.Stdout})
 	if err != nil {
 		return v, err
 	}
@@ -78,10 +78,15 @@ func (p *play) run(ctx context.Context) (v verdict, err error) {
 	if _, err := p.Outflow(ctx); err != nil {
 		return v, err
 	}
-	if err := p.deploys(ctx, &v); err != nil {
+	if _, err := p.Start("maintain", p.outflow, "maintain"); err != nil {
 		return v, err
 	}
-	return v, p.rebuild(ctx, &v)
+	for _, act := range []func(context.Context, *verdict) error{p.deploys, p.rebuild, p.past} {
+		if err := act(ctx, &v); err != nil {
+			return v, err
+		}
+	}
+	return v, nil
 }
 
 // deploys has a good consumer, a bad one, and the repair by a third.

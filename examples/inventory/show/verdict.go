@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // verdict is what was found. Only bad ought not to be 0.
@@ -18,10 +17,16 @@ type verdict struct {
 	after   int // with deploy 3, after the repair
 	bytes   int // of the projection
 	rebuilt bool
+
+	dropped int    // rows that left the table
+	first   uint64 // message of the stream
+	items   int    // of the projection of the past
+	unlike  int    // of them, those that are not what the stream had
 }
 
 func (v verdict) good() bool {
-	return v.before == 0 && v.bad > 0 && v.after == 0 && v.rebuilt && v.bytes > 0
+	return v.before == 0 && v.bad > 0 && v.after == 0 && v.rebuilt && v.bytes > 0 &&
+		v.dropped > 0 && v.first > 1 && v.items > 0 && v.unlike == 0
 }
 
 func (v verdict) String() string {
@@ -32,8 +37,9 @@ func (v verdict) String() string {
 	return fmt.Sprintf("\nverdict: %d events; items that are wrong: %d before the bad deploy, %d by it, %d "+
 		"after its repair\n"+
 		"         the projection (%d bytes), built from nothing once more, is %s the one that lived "+
-		"through it\n",
-		v.events, v.before, v.bad, v.after, v.bytes, same)
+		"through it\n"+
+		"         the past, from the archive alone: %d of %d items are not what the stream had\n",
+		v.events, v.before, v.bad, v.after, v.bytes, same, v.unlike, v.items)
 }
 
 // counted waits until the ledger has each event that was written. (More would show in the sums.)
@@ -77,38 +83,56 @@ func (p *play) model(ctx context.Context) (map[string]int64, error) {
 		return nil, err
 	}
 	sums := map[string]int64{}
-	for seq := uint64(1); seq <= s.CachedInfo().State.LastSeq; seq++ {
-		m, err := s.GetMsg(ctx, seq)
-		if err != nil {
-			return nil, fmt.Errorf("message %d: %w", seq, err)
+	err = p.each(ctx, s.CachedInfo().State.LastSeq, func(kind, item string, quantity int64) error {
+		switch kind {
+		case "received":
+			sums[item] += quantity
+		case "shipped":
+			sums[item] -= quantity
+		case "counted":
+			sums[item] = quantity
+		default:
+			return fmt.Errorf("event type %q", kind)
 		}
-		if err := add(sums, m); err != nil {
-			return nil, fmt.Errorf("message %d: %w", seq, err)
-		}
-	}
-	return sums, nil
+		return nil
+	})
+	return sums, err
 }
 
-func add(sums map[string]int64, m *jetstream.RawStreamMsg) error {
-	var v struct {
-		Item, SKU, Warehouse string
-		Boxes, Quantity      int64
-		PerBox               int64 `json:"per_box"`
-	}
-	if err := json.Unmarshal(m.Data, &v); err != nil {
+// shipped adds up what was shipped in the first events of the stream, which it still has all of.
+func (p *play) shipped(ctx context.Context, until int) (sums map[string]int64, events int, err error) {
+	sums = map[string]int64{}
+	err = p.each(ctx, uint64(until), func(kind, item string, quantity int64) error { //nolint:gosec // not below 0
+		if kind == "shipped" {
+			sums[item], events = sums[item]+quantity, events+1
+		}
+		return nil
+	})
+	return sums, events, err
+}
+
+// each reads the stream's messages up to a sequence.
+func (p *play) each(ctx context.Context, last uint64, do func(kind, item string, quantity int64) error) error {
+	s, err := p.JS.Stream(ctx, "STOCK")
+	if err != nil {
 		return err
 	}
-	item := "main/" + v.Item + v.SKU
-	quantity := v.Quantity + v.Boxes*v.PerBox
-	switch kind := m.Header.Get("Event-Type"); kind {
-	case "received":
-		sums[item] += quantity
-	case "shipped":
-		sums[item] -= quantity
-	case "counted":
-		sums[item] = quantity
-	default:
-		return fmt.Errorf("event type %q", kind)
+	for seq := uint64(1); seq <= last; seq++ {
+		m, err := s.GetMsg(ctx, seq)
+		if err != nil {
+			return fmt.Errorf("message %d: %w", seq, err)
+		}
+		var v struct {
+			Item, SKU, Warehouse string
+			Boxes, Quantity      int64
+			PerBox               int64 `json:"per_box"`
+		}
+		if err := json.Unmarshal(m.Data, &v); err != nil {
+			return fmt.Errorf("message %d: %w", seq, err)
+		}
+		if err := do(m.Header.Get("Event-Type"), "main/"+v.Item+v.SKU, v.Quantity+v.Boxes*v.PerBox); err != nil {
+			return fmt.Errorf("message %d: %w", seq, err)
+		}
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
@@ -60,7 +61,12 @@ func (m *maintainer) stopped() bool {
 
 func newMaintained(t *testing.T, name string, settings ...string) *retained {
 	t.Helper()
-	r := newRetained(t, pgtest.Server(t), name, append(settings, "ARCHIVE_URL=file://"+t.TempDir(),
+	return newMaintainedAt(t, pgtest.Server(t), name, settings...)
+}
+
+func newMaintainedAt(t *testing.T, pg *pgserver.Server, name string, settings ...string) *retained {
+	t.Helper()
+	r := newRetained(t, pg, name, append(settings, "ARCHIVE_URL=file://"+t.TempDir(),
 		"ARCHIVE_SEGMENT_AGE=0s", "MAINTAIN_EVERY=1s")...)
 	r.Init()
 	r.Start()

@@ -24,7 +24,12 @@ type retained struct {
 
 func newRetained(t *testing.T, pg *pgserver.Server, name string, settings ...string) *retained {
 	t.Helper()
-	r := &retained{t: t, Installation: harness.NewInstallation(t, pg, natstest.Server(t).URL(), name,
+	return newRetainedAt(t, pg, natstest.Server(t).URL(), name, settings...)
+}
+
+func newRetainedAt(t *testing.T, pg *pgserver.Server, natsURL, name string, settings ...string) *retained {
+	t.Helper()
+	r := &retained{t: t, Installation: harness.NewInstallation(t, pg, natsURL, name,
 		append([]string{"RETAIN_TABLE_KEEP=0s", "RETAIN_TABLE_SLACK=0s", "RETAIN_TABLE_EVERY=24h",
 			"SINK_DURABLE_AFTER=0s"}, settings...)...)}
 	harness.Exec(t, r.Conn, `CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text NOT NULL,
