@@ -88,6 +88,48 @@ func TestEachAlertHasARunbook(t *testing.T) {
 	}
 }
 
+// unwatched are the metrics that neither an alert nor the dashboard uses, and why.
+var unwatched = map[string]string{
+	"outflow_start_timestamp_seconds":                 "process_start_time_seconds says the same, of all programs",
+	"outflow_slot_exists":                             "without it there is a fault, slot_missing, or nobody is active",
+	"outflow_stream_consumers_left_out":               "nothing is wrong where there are many",
+	"outflow_spans_exported_total":                    "what is wrong is in outflow_spans_dropped_total",
+	"outflow_stream_consumers_read_timestamp_seconds": "doctor says which right is missing",
+}
+
+// TestEachMetricIsOnTheDashboardOrInAnAlert: what is measured is looked at by somebody.
+func TestEachMetricIsOnTheDashboardOrInAnAlert(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join(root, "docs", "metrics.md"))
+	must.Succeed(t, err)
+	_, queries, err := Dashboard(root)
+	must.Succeed(t, err)
+	used := map[string]bool{}
+	name := regexp.MustCompile(`\boutflow_\w+`)
+	note := func(expr string) {
+		for _, n := range name.FindAllString(expr, -1) {
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} { // of histograms
+				used[strings.TrimSuffix(n, suffix)] = true
+			}
+		}
+	}
+	for _, q := range queries {
+		note(q.Expr)
+	}
+	for _, r := range rules(t) {
+		note(r.Expr)
+	}
+	metrics := regexp.MustCompile("(?m)^\\| `(outflow_\\w+)`").FindAllStringSubmatch(string(page), -1)
+	if len(metrics) < 50 {
+		t.Fatalf("docs/metrics.md has %d metrics", len(metrics))
+	}
+	for _, m := range metrics {
+		if _, ok := unwatched[m[1]]; ok == used[m[1]] {
+			t.Errorf("%s: used is %v, and it is listed as not watched: %v", m[1], used[m[1]], ok)
+		}
+	}
+}
+
 func TestPrometheusTakesTheExpressionsOfTheDashboard(t *testing.T) {
 	t.Parallel()
 	panels, queries, err := Dashboard(root)

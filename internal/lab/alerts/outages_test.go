@@ -204,6 +204,22 @@ var byHand = map[string]struct {
 		{`outflow_slot_read_timestamp_seconds{slot="s"}`, "-3x60"},
 		{`outflow_postgres_up{slot="s"}`, "1x60"},
 	}},
+	"OutflowCertificate": {"it takes months, and servers with TLS", []Series{
+		{`outflow_certificate_expiry_timestamp_seconds{slot="s",peer="nats",side="server"}`, "1000000x60"},
+		{`outflow_certificate_expiry_timestamp_seconds{slot="s",peer="postgres",side="server"}`, "9000000x60"},
+	}},
+	"OutflowSpillFull": {"it takes a transaction of gigabytes", []Series{
+		{`outflow_spill_bytes{slot="s"}`, "0+1000000000x60"},
+		{`outflow_spill_limit_bytes{slot="s"}`, "70000000000x60"},
+	}},
+	"OutflowForeignSettings": {"it takes somebody who writes such messages for minutes", []Series{
+		{`outflow_foreign_settings_total{slot="s"}`, "0+1x60"},
+		{`outflow_malformed_settings_total{slot="s"}`, "0x60"},
+	}},
+	"OutflowSpansDropped": {"it takes a collector that is away", []Series{
+		{`outflow_spans_dropped_total{slot="s",reason="export_failed"}`, "0+1x60"},
+		{`outflow_spans_dropped_total{slot="s",reason="queue_full"}`, "0x60"},
+	}},
 }
 
 type sample struct {
