@@ -121,6 +121,55 @@ func TestLinksOfTheDocuments(t *testing.T) {
 
 // TestEachTestThatDocumentsNameExists: a test that the documents name as the proof of something is there, in
 // the package that is named with it.
+var (
+	quoted = regexp.MustCompile("`([a-z0-9_/-]+)`")
+	folder = regexp.MustCompile(`^(.*)/[^/]+\.go$`)
+)
+
+// TestEachPackageIsInTheArchitecture: a newcomer finds every folder of code in ARCHITECTURE.md, or a folder
+// above it, and no line is about a folder that is gone.
+func TestEachPackageIsInTheArchitecture(t *testing.T) {
+	t.Parallel()
+	page := files(t, "ARCHITECTURE.md")["ARCHITECTURE.md"]
+	listed := map[string]bool{}
+	for row := range strings.Lines(page) {
+		name, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " |")
+		if name == row || !strings.HasPrefix(row, "| `") {
+			continue
+		}
+		group := "" // of names that follow on the same line: `internal/lab/demo`, `torture`
+		for _, q := range quoted.FindAllStringSubmatch(name, -1) {
+			dir := q[1]
+			if !strings.Contains(dir, "/") && group != "" {
+				dir = group + "/" + dir
+			} else if strings.Contains(dir, "/") {
+				group = path.Dir(dir)
+			}
+			listed[dir] = true
+		}
+	}
+	there := map[string]bool{}
+	for name := range files(t, ".go") {
+		if dir := folder.FindStringSubmatch(name); dir != nil {
+			there[dir[1]] = true
+		}
+	}
+	for _, dir := range slices.Sorted(maps.Keys(there)) {
+		found := false
+		for at := dir; at != "." && !found; at = path.Dir(at) {
+			found = listed[at]
+		}
+		if !found {
+			t.Errorf("ARCHITECTURE.md does not have %s", dir)
+		}
+	}
+	for _, dir := range slices.Sorted(maps.Keys(listed)) {
+		if _, err := os.Stat(filepath.Join("..", "..", "..", filepath.FromSlash(dir))); err != nil {
+			t.Errorf("ARCHITECTURE.md has %s, which is not there", dir)
+		}
+	}
+}
+
 func TestEachTestThatDocumentsNameExists(t *testing.T) {
 	t.Parallel()
 	folders := map[string][]string{}
