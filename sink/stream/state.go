@@ -6,45 +6,21 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// streamInfo is what we read of the answer to STREAM.INFO.
-type streamInfo struct {
-	jsapi.Answer
-	Config  Config    `json:"config"`
-	Created time.Time `json:"created"`
-	Now     time.Time `json:"ts"`
-	State   struct {
-		Messages  uint64 `json:"messages"`
-		Bytes     uint64 `json:"bytes"`
-		FirstSeq  uint64 `json:"first_seq"`
-		LastSeq   uint64 `json:"last_seq"`
-		Consumers int    `json:"consumer_count"`
-	} `json:"state"`
-	Cluster *struct {
-		Leader string `json:"leader"`
-	} `json:"cluster"`
-}
+type streamInfo = jsapi.StreamInfo[Config]
 
 // info asks for the stream; nil if there is none. An answer that names no leader comes from a follower, which
 // may lag: it does not count.
 func (s *Stream) info(ctx context.Context) (*streamInfo, error) {
-	var info streamInfo
-	err := s.api.Ask(ctx, "STREAM.INFO."+s.name, nil, &info)
-	switch {
-	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound):
-		return nil, nil
-	case err != nil:
-		return nil, err
-	case info.Cluster != nil && info.Cluster.Leader == "":
+	info, err := jsapi.Stream[Config](ctx, s.api, s.name)
+	if err == nil && info != nil && !info.Led() {
 		return nil, transient("no_leader", fmt.Sprintf("stream %s has no leader", s.name))
 	}
-	return &info, nil
+	return info, err
 }
 
 // State reads the stream's state and its newest message, through the leader. An error, unless it says
@@ -84,7 +60,7 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 		return st, 0, err
 	}
 	st = relay.StreamState{
-		Exists: true, Created: info.Created, LastSeq: info.State.LastSeq, Messages: info.State.Messages,
+		Exists: true, Created: info.Created, LastSeq: info.State.Last, Messages: info.State.Messages,
 		Replicated: info.Config.Replicas > 1, Now: info.Now,
 		Restoring: info.Config.Metadata[restoring],
 	}
@@ -105,17 +81,17 @@ const listTimeout = 250 * time.Millisecond
 // kept the count, or somebody deleted it.
 func (s *Stream) newest(ctx context.Context, info *streamInfo) (*jsapi.Message, error) {
 	st := &info.State
-	if st.LastSeq == 0 {
+	if st.Last == 0 {
 		return nil, s.confirmEmpty(ctx, 1)
 	}
-	m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Seq: st.LastSeq})
+	m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Seq: st.Last})
 	if m != nil || err != nil {
 		return m, err
 	}
 	if st.Messages == 0 {
-		return nil, s.confirmEmpty(ctx, st.FirstSeq)
+		return nil, s.confirmEmpty(ctx, st.First)
 	}
-	if m, err = s.newestBelow(ctx, st.FirstSeq, st.LastSeq); err != nil {
+	if m, err = s.newestBelow(ctx, st.First, st.Last); err != nil {
 		return nil, err
 	}
 	// Retention may have taken the messages while we looked.
@@ -123,8 +99,8 @@ func (s *Stream) newest(ctx context.Context, info *streamInfo) (*jsapi.Message, 
 	switch {
 	case err != nil:
 		return nil, err
-	case again == nil || again.Created != info.Created || again.State.LastSeq != st.LastSeq ||
-		again.State.Messages == 0 || m == nil && again.State.FirstSeq != st.FirstSeq:
+	case again == nil || again.Created != info.Created || again.State.Last != st.Last ||
+		again.State.Messages == 0 || m == nil && again.State.First != st.First:
 		return nil, transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s changed while it was read",
 			s.name))
 	}

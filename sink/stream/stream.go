@@ -214,12 +214,13 @@ func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
 
 // update changes the stream's configuration as the server gave it.
 func (s *Stream) update(ctx context.Context, change func(config map[string]json.RawMessage) error) error {
-	var info struct {
-		jsapi.Answer
-		Config map[string]json.RawMessage `json:"config"`
-	}
-	if err := s.api.Ask(ctx, "STREAM.INFO."+s.name, nil, &info); err != nil {
+	info, err := jsapi.Stream[map[string]json.RawMessage](ctx, s.api, s.name)
+	if err != nil {
 		return err
+	}
+	if info == nil {
+		return fatal("stream_missing", fmt.Sprintf("stream %s does not exist", s.name),
+			"Run `outflow init`, or name the right stream and account", nil)
 	}
 	if err := change(info.Config); err != nil {
 		return err

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
@@ -136,39 +134,25 @@ func (n *natsSide) account(ctx context.Context) (*NATS, error) {
 }
 
 func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
-	var answer struct {
-		jsapi.Answer
-		Config struct {
-			MaxBytes int64 `json:"max_bytes"`
-		} `json:"config"`
-		State struct {
-			Messages uint64    `json:"messages"`
-			Bytes    uint64    `json:"bytes"`
-			FirstSeq uint64    `json:"first_seq"`
-			LastSeq  uint64    `json:"last_seq"`
-			LastTime time.Time `json:"last_ts"`
-		} `json:"state"`
-		Cluster struct {
-			Leader   string    `json:"leader"`
-			Replicas []Replica `json:"replicas"`
-		} `json:"cluster"`
-	}
 	name := n.w.cfg.Stream
-	err := n.conn.API().Ask(ctx, "STREAM.INFO."+name, nil, &answer)
-	if jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound) {
-		return &Stream{}, nil
-	}
+	answer, err := jsapi.Stream[struct {
+		MaxBytes int64 `json:"max_bytes"`
+	}](ctx, n.conn.API(), name)
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", name, err)
+	}
+	if answer == nil {
+		return &Stream{}, nil
 	}
 	st := &answer.State
 	s := &Stream{
 		Exists: true, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: uint64(max(answer.Config.MaxBytes, 0)), FirstSeq: st.FirstSeq,
-		LastSeq: st.LastSeq, Leader: answer.Cluster.Leader,
-		Replicas: answer.Cluster.Replicas,
+		MaxBytes: uint64(max(answer.Config.MaxBytes, 0)), FirstSeq: st.First, LastSeq: st.Last,
 	}
-	if st.LastSeq > 0 {
+	if answer.Cluster != nil {
+		s.Leader, s.Replicas = answer.Cluster.Leader, answer.Cluster.Replicas
+	}
+	if st.Last > 0 {
 		s.LastTime = st.LastTime
 	}
 	slices.SortFunc(s.Replicas, func(a, b Replica) int { return cmp.Compare(a.Name, b.Name) })

@@ -7,6 +7,7 @@ package watch
 import (
 	"time"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -103,12 +104,7 @@ type Stream struct {
 }
 
 // Replica is a follower of the stream.
-type Replica struct {
-	Name    string `json:"name"`
-	Current bool   `json:"current"`
-	Offline bool   `json:"offline"`
-	Lag     uint64 `json:"lag"` // operations
-}
+type Replica = jsapi.Replica
 
 // Consumer is a durable consumer of the stream, as JetStream knows it, or one of package consumer whose
 // instances read the stream each by itself: as much of it as they have read.

@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -322,7 +323,7 @@ var harm = []struct {
 	}},
 	{"stream.replicas", "stream_unreplicated", "warning", func(f *Facts) { f.Stream.Config.Replicas = 1 }},
 	{"stream.replicas", "stream_replica", "warning", func(f *Facts) {
-		f.Stream.Cluster = &Cluster{Replicas: []Replica{{Name: "n2", Current: true, Lag: 201}}}
+		f.Stream.Cluster = &jsapi.Cluster{Replicas: []jsapi.Replica{{Name: "n2", Current: true, Lag: 201}}}
 	}},
 	{"stream.storage", "stream_memory", "warning", func(f *Facts) { f.Stream.Config.Storage = "memory" }},
 	{"stream.fill", "stream_filling", "warning", func(f *Facts) {

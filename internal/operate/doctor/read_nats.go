@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -48,38 +49,21 @@ type AccountLimits struct {
 
 // Stream is what JetStream says of the stream.
 type Stream struct {
-	Config struct {
-		streamretain.Limits
-		Name     string `json:"name"`
-		Storage  string `json:"storage"`
-		Replicas int    `json:"num_replicas"`
-	} `json:"config"`
-	State struct {
-		Messages uint64 `json:"messages"`
-		Bytes    uint64 `json:"bytes"`
-		First    uint64 `json:"first_seq"`
-		Last     uint64 `json:"last_seq"`
-		Subjects uint64 `json:"num_subjects"`
-	} `json:"state"`
-	Cluster *Cluster `json:"cluster"`
+	Config  streamConfig
+	State   jsapi.StreamState
+	Cluster *jsapi.Cluster
 
-	Fault error         `json:"-"` // what a start would refuse it for
-	Clock time.Duration `json:"-"` // its server's clock is ahead of ours by so much
-	Asked time.Duration `json:"-"` // and off by half of this at most
+	Fault error         // what a start would refuse it for
+	Clock time.Duration // its server's clock is ahead of ours by so much
+	Asked time.Duration // and off by half of this at most
 }
 
-// Cluster is where the stream's replicas are; Replicas are those beside the leader.
-type Cluster struct {
-	Leader   string    `json:"leader"`
-	Replicas []Replica `json:"replicas"`
-}
-
-// Replica follows the stream's leader.
-type Replica struct {
-	Name    string `json:"name"`
-	Current bool   `json:"current"`
-	Offline bool   `json:"offline"`
-	Lag     uint64 `json:"lag"`
+// streamConfig is what doctor reads of the stream's configuration.
+type streamConfig struct {
+	streamretain.Limits
+	Name     string `json:"name"`
+	Storage  string `json:"storage"`
+	Replicas int    `json:"num_replicas"`
 }
 
 // Consumer is a consumer of the stream.
@@ -203,16 +187,17 @@ func (r *natsReader) readStream(ctx context.Context) {
 		if !r.f.Readings.Stream.Exists {
 			return nil
 		}
-		var info struct {
-			jsapi.Answer
-			Stream
-			Now time.Time `json:"ts"`
-		}
 		asked := time.Now()
-		if err := r.conn.API().Ask(ctx, "STREAM.INFO."+r.f.Config.Stream, nil, &info); err != nil {
+		info, err := jsapi.Stream[streamConfig](ctx, r.conn.API(), r.f.Config.Stream)
+		if err != nil {
 			return err
 		}
-		r.f.Stream, r.f.Stream.Asked = info.Stream, time.Since(asked)
+		if info == nil { // it was deleted just now
+			r.f.Readings.Stream = relay.StreamState{}
+			return nil
+		}
+		r.f.Stream = Stream{Config: info.Config, State: info.State, Cluster: info.Cluster,
+			Asked: time.Since(asked)}
 		if !info.Now.IsZero() {
 			r.f.Stream.Clock = info.Now.Sub(asked.Add(r.f.Stream.Asked / 2))
 		}

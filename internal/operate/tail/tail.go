@@ -171,34 +171,19 @@ func (t *tail) session(ctx context.Context, connected func()) error {
 	}())
 }
 
-// info is what is needed of the stream's state.
-type info struct {
-	jsapi.Answer
-	Created time.Time `json:"created"`
-	Cluster *struct {
-		Leader string `json:"leader"`
-	} `json:"cluster"`
-	State struct {
-		First uint64 `json:"first_seq"`
-		Last  uint64 `json:"last_seq"`
-	} `json:"state"`
-}
-
 // locate decides where to go on, and names what is not there any more.
 func (t *tail) locate(ctx context.Context, api *jsapi.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
-	var now info
-	err := api.Ask(ctx, "STREAM.INFO."+t.cfg.Stream, nil, &now)
-	if jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound) {
+	now, err := jsapi.Stream[struct{}](ctx, api, t.cfg.Stream)
+	switch {
+	case err != nil:
+		return err
+	case now == nil:
 		return &outbox.Fault{Class: outbox.Fatal, Code: "stream_missing",
 			Message: fmt.Sprintf("stream %s does not exist", t.cfg.Stream),
 			Hint:    "Run `outflow init`, or name the right stream and account"}
-	}
-	if err != nil {
-		return err
-	}
-	if now.Cluster != nil && now.Cluster.Leader == "" { // this one may lag, and seem to have lost messages
+	case !now.Led(): // this server may lag, and seem to have lost messages
 		return &outbox.Fault{Class: outbox.Transient, Code: "no_leader",
 			Message: fmt.Sprintf("stream %s has no leader", t.cfg.Stream)}
 	}
