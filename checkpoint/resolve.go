@@ -378,12 +378,12 @@ func (v *resolver) choose() error {
 		}
 		if v.checkpoints[len(v.checkpoints)-1].Start() >= s.Confirmed {
 			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.hintStream(),
-				"stream %s ends at sequence %d, before every place at or above the confirmed LSN %v: it "+
+				"stream %s ends at sequence %d, before every checkpoint at or above the confirmed LSN %v: it "+
 					"lost messages that had been there for %v",
 				v.cfg.Stream, s.End, s.Confirmed, v.cfg.DurableAfter)
 		}
 		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.hintLost(true),
-			"replication slot %s is confirmed at %v, beyond every place that outflow recorded: somebody "+
+			"replication slot %s is confirmed at %v, beyond every checkpoint that outflow recorded: somebody "+
 				"moved it or made it anew",
 			v.cfg.Slot, s.Confirmed)
 	}

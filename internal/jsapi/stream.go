@@ -15,7 +15,7 @@ type StreamInfo[C any] struct {
 	Created time.Time   `json:"created"`
 	Now     time.Time   `json:"ts"` // by the clock of the server that answered; zero if it does not say
 	State   StreamState `json:"state"`
-	Cluster *Cluster    `json:"cluster"` // nil: the server is not part of a cluster
+	Cluster *Cluster    `json:"cluster"` // nil: the server does not say
 }
 
 // StreamState is what a stream holds.

@@ -135,9 +135,8 @@ var (
 		"was committed. While no WAL is read: the last time at which nothing waited, which is earlier. No "+
 		"series while nothing waits, nor on a standby.")
 	caughtUp = describe("caught_up_timestamp_seconds", "The last time at which everything in the WAL was "+
-		"published; after a restart, when the newest place was recorded. time() minus it is the lag. Not "+
-		"on a "+
-		"standby.")
+		"published; after a restart, when the newest checkpoint was recorded. time() minus it is the lag. "+
+		"Not on a standby.")
 	sequence = describe("published_sequence", "The stream's sequence up to which everything is "+
 		"acknowledged. Only while this process holds the slot.")
 

@@ -181,7 +181,7 @@ var recordChecks = []check{
 			p := f.newest()
 			age, behind := f.Now.Sub(p.Since), int64(f.Identity.WALEnd)-int64(p.Due)
 			if age > oldPlace && behind > oldWAL {
-				r.find("record_old", "the newest recorded place is %v old and %s of WAL behind, although "+
+				r.find("record_old", "the newest recorded checkpoint is %v old and %s of WAL behind, although "+
 					"slot %s "+
 					"is read", units.Duration(age), size(behind), f.Config.Slot).Command = "outflow status"
 			}

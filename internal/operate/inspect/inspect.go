@@ -86,7 +86,7 @@ func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *s
 	}
 	layout.Follow(cfg, rec)
 	newest := rec.Checkpoints[len(rec.Checkpoints)-1]
-	source = fmt.Sprintf("the newest recorded place, sequence %d", newest.Seq)
+	source = fmt.Sprintf("the newest recorded checkpoint, sequence %d", newest.Seq)
 	recent, err = checkpoint.Start{Checkpoint: newest.Checkpoint, Holes: rec.Holes, Accepted: rec.Base}.
 		Recent(whole, conn.Recent)
 	if err != nil {

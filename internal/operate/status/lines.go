@@ -87,11 +87,15 @@ func (r *Report) Print(w io.Writer, style Style) error {
 		p.line("recorded", "%v = sequence %d, stored %v", c.Due, c.Seq, r.Recorded.Format(time.RFC3339))
 		p.line("settings", "%v", c.Settings)
 		if n := len(c.Holds); n > 0 {
-			p.line("gaps", "%d sequences wait for missing counters; WAL is kept from %v on for them", n,
+			wait := "sequences wait"
+			if n == 1 {
+				wait = "sequence waits"
+			}
+			p.line("gaps", "%s %s for missing counters, and WAL is kept from %v on", units.Count(n), wait,
 				c.Start())
 		}
 		if r.Postgres.WALEnd != 0 {
-			p.line("lag", "%s of WAL behind the recorded place", units.Size(r.LagBytes))
+			p.line("lag", "%s of WAL behind the recorded checkpoint", units.Size(r.LagBytes))
 		}
 	}
 	_, err := io.WriteString(w, p.b.String())

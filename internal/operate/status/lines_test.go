@@ -8,6 +8,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
 // JetStream takes almost any name for a consumer, and a terminal obeys escape sequences.
@@ -51,5 +52,21 @@ func TestAHeldFaultIsAsOldAsNATSSays(t *testing.T) {
 	r := &Report{LastEnd: &checkpoint.End{Held: true, At: now.Add(-time.Minute)}} // NATS's clock is not known
 	if f, since := r.held(now); f == nil || since != time.Minute {
 		t.Errorf("%v for %v", f, since)
+	}
+}
+
+func TestTheSequencesThatWaitAreCounted(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "", 1: "1 sequence waits for missing counters",
+		1200: "1,200 sequences wait for missing counters"} {
+		r := Report{Report: &overview.Report{}, Recorded: &time.Time{},
+			Checkpoint: &relay.Checkpoint{Holds: make([]relay.Hold, n)}}
+		var b strings.Builder
+		if err := r.Print(&b, Style{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String(); !strings.Contains(got, want) || n == 0 && strings.Contains(got, "counters") {
+			t.Errorf("%d: %s", n, got)
+		}
 	}
 }

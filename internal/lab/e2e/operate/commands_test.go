@@ -34,7 +34,7 @@ func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 			'x:1', '[]')`)
 	harness.Exec(t, conn, `INSERT INTO outbox VALUES (3, 'c', 'x', 1, 'x:1', '[]')`)
 	out := o.MustRun("inspect", "--payload")
-	o.MustContain("outflow inspect", out, "slot "+o.Slot, "newest recorded place, sequence 0",
+	o.MustContain("outflow inspect", out, "slot "+o.Slot, "newest recorded checkpoint, sequence 0",
 		"2 commits with events, 2 windows, 0 events (0 bytes) held",
 		`doc="a b" actor="x" key="x:1" id="2" 2 bytes []`, `{"n": 9007199254740993}`,
 		"of=2 pull=0 sort=seq_key")
