@@ -101,7 +101,7 @@ BEGIN
       me.instance)) < c.partitions % count(*) THEN 1 ELSE 0 END INTO quota
     FROM outflow.outflow_member t, outflow.outflow_member me
     WHERE t.name = claim.name AND me.name = claim.name AND me.instance = claim.instance;
-  UPDATE outflow.outflow_mark t SET owner = NULL WHERE t.name = claim.name AND t.partition IN (
+  UPDATE outflow.outflow_mark t SET owner = NULL WHERE t.name = claim.name AND t.source = 'live' AND t.partition IN (
     SELECT o.partition FROM outflow.outflow_mark o WHERE o.name = claim.name AND o.source = 'live'
       AND o.owner = claim.instance ORDER BY o.partition OFFSET quota);
   WITH free AS (SELECT t.partition FROM outflow.outflow_mark t WHERE t.name = claim.name AND t.source = 'live'
@@ -109,6 +109,12 @@ BEGIN
         WHERE m.name = claim.name AND m.instance = t.owner))
       ORDER BY t.owner IS DISTINCT FROM claim.instance, t.partition LIMIT quota FOR UPDATE SKIP LOCKED)
   SELECT array_agg(free.partition) INTO taken FROM free;
+  -- Nor is one claimed whose mark of a replay somebody has locked.
+  WITH open AS (SELECT t.partition FROM outflow.outflow_mark t WHERE t.name = claim.name
+      AND t.partition = ANY (taken) FOR UPDATE SKIP LOCKED)
+  SELECT array_agg(o.partition) INTO taken FROM (SELECT open.partition FROM open GROUP BY open.partition
+    HAVING count(*) = (SELECT count(*) FROM outflow.outflow_mark a WHERE a.name = claim.name
+      AND a.partition = open.partition)) o;
   IF taken IS NULL THEN
     RETURN;
   END IF;
@@ -290,6 +296,8 @@ BEGIN
       t.data, t.published_at
     FROM outflow.outflow_parked t, outflow.outflow_consumer c WHERE t.name = released.name
       AND c.name = released.name AND t.release <> '' AND t.hash % c.partitions = released.partition
+      AND t.ord = (SELECT o.ord FROM outflow.outflow_parked o WHERE o.name = t.name AND o.document = t.document
+        ORDER BY o.source DESC, o.ord LIMIT 1)
     ORDER BY t.ord LIMIT 1;
 END $outflow$;
 

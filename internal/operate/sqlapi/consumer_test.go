@@ -157,8 +157,24 @@ func TestAClaimLeavesAPartitionAloneWhoseTransactionIsOpen(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	d.exec("INSERT INTO outflow.outflow_mark (name, source, partition, epoch, seq, due, n, lsn, i) SELECT name, " +
+		"'replay', partition, epoch, 0, '0/0', 0, '0/0', 0 FROM outflow.outflow_mark")
+	if tx, err = other.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM outflow.outflow_mark WHERE source = 'replay' AND "+
+		"partition = 1 FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.texts("SELECT partition::text FROM outflow.claim('c', 'b', 'subject outbox.{doc_id}', '1 hour') " +
+		"WHERE source = 'live' ORDER BY 1"); !slices.Equal(got, []string{"0", "2", "3"}) {
+		t.Errorf("claimed %q beside a replay", got)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	got := d.texts("SELECT seq::text FROM outflow.claim('c', 'b', 'subject outbox.{doc_id}', '1 hour') " +
-		"WHERE partition = 2")
+		"WHERE partition = 2 AND source = 'live'")
 	if !slices.Equal(got, []string{"5"}) {
 		t.Errorf("mark %q", got)
 	}
@@ -194,6 +210,14 @@ func TestAReleasedDocumentComesInItsOrder(t *testing.T) {
 	if got := next(); !strings.HasPrefix(got, "4 f ") {
 		t.Errorf("got %q", got)
 	}
+	// A replayed event that has failed since is before it, and not released.
+	d.exec("INSERT INTO outflow.outflow_parked (name, document, hash, source, seq, subject, headers, data, " +
+		"published_at, position, event_id, cause) SELECT name, document, hash, 'replay', 1, subject, headers, data, " +
+		"published_at, position, event_id, 'poison' FROM outflow.outflow_parked")
+	if got := next(); got != "" {
+		t.Errorf("%q is released before what is in front of it", got)
+	}
+	d.exec("DELETE FROM outflow.outflow_parked WHERE source = 'replay'")
 	d.exec("SELECT outflow.repark('c', ord, 'again', 2) FROM outflow.outflow_parked")
 	if got := next(); got != "" {
 		t.Errorf("%q is released", got)
