@@ -177,6 +177,9 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 		return nil, err
 	}
 	d := document{Version: documentVersion, Stream: s.cfg.Stream, Filters: s.cfg.Filters}
+	if value == nil && s.doc.Layout.Partitions > 0 {
+		return nil, deleted(s.cfg)
+	}
 	if value != nil {
 		if err := json.Unmarshal(value, &d); err != nil || d.Version != documentVersion {
 			return nil, fault(ErrSetup, err,
@@ -266,6 +269,13 @@ func (s *documentStore) begin(ctx context.Context, l layout, filters []string, a
 func (s *documentStore) beginReplay(ctx context.Context, created time.Time) error {
 	return s.change(ctx, func(d *document) {
 		d.Created[replay], d.Offsets[replay] = created, offsetsAt(offset{}, d.Layout.Partitions)
+	})
+}
+
+func (s *documentStore) endReplay(ctx context.Context) error {
+	return s.change(ctx, func(d *document) {
+		delete(d.Created, replay)
+		delete(d.Offsets, replay)
 	})
 }
 

@@ -46,7 +46,8 @@ type Config struct {
 	// instances have come to what is the end of the stream now, they go on with the other one.
 	Partitions int
 	// OnAssigned and OnRevoked are told of partitions that this instance has from now on, or no longer. It
-	// does not handle events meanwhile. Another instance may have a revoked one already.
+	// does not handle events meanwhile, for as long as Timeout and some seconds: one that has not returned by
+	// then is left behind, and the log says so. Another instance may have a revoked one already.
 	OnAssigned, OnRevoked func(ctx context.Context, partitions []int)
 
 	Batch       int // most events of a partition in one transaction; 1: each event alone. Default 64

@@ -74,35 +74,51 @@ func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
 // doesn't return when ctx has ended, fails like any other. The event is the code's own as well: it may change
 // it, and keep it.
 func (c *calls) call(ctx context.Context, e *Event, code func(e *Event) error) error {
-	returned := make(chan error, 1)
 	own := *e
 	own.Data = bytes.Clone(e.raw.Data)
+	returned := apart(func() error { return readable(code(&own)) })
+	err, since := awaitReturn(ctx, returned, c.cfg.hang)
+	if since.IsZero() {
+		return err
+	}
+	hung := &hangError{document: e.Document, hash: e.hash, seq: e.seq, since: since,
+		returned: make(chan struct{})}
+	c.track.hangs(hung)
+	c.met.hangs(1)
+	c.cfg.Log.Error("a handler hangs: this instance leaves its partition to others until it has returned",
+		"err", hung)
+	go c.watch(hung, returned)
+	return hung
+}
+
+// apart runs the application's code on a goroutine of its own.
+func apart(code func() error) <-chan error {
+	returned := make(chan error, 1)
 	go func() {
 		err := errExited
 		defer func() { returned <- err }()
 		defer recovered(&err)
-		err = readable(code(&own))
+		err = code()
 	}()
+	return returned
+}
+
+// awaitReturn waits until code has returned, until so long after the end of its context. If it has not by
+// then, since is when that was.
+func awaitReturn(ctx context.Context, returned <-chan error, hang time.Duration) (err error, since time.Time) {
 	select {
 	case err := <-returned:
-		return err
+		return err, time.Time{}
 	case <-ctx.Done():
 	}
-	begun := time.Now()
-	late := time.NewTimer(c.cfg.hang)
+	since = time.Now()
+	late := time.NewTimer(hang)
 	defer late.Stop()
 	select {
 	case err := <-returned:
-		return err
+		return err, time.Time{}
 	case <-late.C:
-		hung := &hangError{document: e.Document, hash: e.hash, seq: e.seq, since: begun,
-			returned: make(chan struct{})}
-		c.track.hangs(hung)
-		c.met.hangs(1)
-		c.cfg.Log.Error("a handler hangs: this instance leaves its partition to others until it has returned",
-			"err", hung)
-		go c.watch(hung, returned)
-		return hung
+		return nil, since
 	}
 }
 

@@ -295,10 +295,12 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids a
 	error) {
 	consumers, marks := s.table("outflow_consumer"), s.table("outflow_mark")
 	members := s.table("outflow_member")
-	if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filters, keying, partitions)
-		VALUES ($1, $2, $3, '', 0) ON CONFLICT (name) DO NOTHING`,
-		s.cfg.Name, s.cfg.Stream, s.cfg.Filters); err != nil {
-		return nil, err
+	if s.share.layout.Partitions == 0 {
+		if _, err := tx.Exec(ctx, `INSERT INTO `+consumers+` (name, stream, filters, keying, partitions)
+			VALUES ($1, $2, $3, '', 0) ON CONFLICT (name) DO NOTHING`,
+			s.cfg.Name, s.cfg.Stream, s.cfg.Filters); err != nil {
+			return nil, err
+		}
 	}
 	var stream string
 	var created, replayed *time.Time
@@ -306,6 +308,9 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids a
 	err := tx.QueryRow(ctx, `SELECT stream, stream_created, replay_created, filters, replayed_to FROM `+
 		consumers+` WHERE name = $1 FOR UPDATE`, s.cfg.Name).
 		Scan(&stream, &created, &replayed, &st.Filters, &replayedTo)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, deleted(s.cfg)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -342,6 +347,9 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids a
 			}
 		}
 	}
+	if g.layout.Partitions == 0 && s.share.layout.Partitions > 0 { // another instance is making it anew
+		return nil, deleted(s.cfg)
+	}
 	st.Layout, st.Wanted, st.Barrier, st.ReplayedTo = g.layout, g.wanted, g.barrier, uint64(replayedTo)
 	for source, at := range map[string]*time.Time{live: created, replay: replayed} {
 		if at != nil {
@@ -373,8 +381,8 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids a
 		return &heldError{why: "handlers hang, and other instances have all partitions"}, leave()
 	}
 	if len(surplus) > 0 {
-		if _, err := tx.Exec(ctx, `UPDATE `+marks+` SET owner = NULL WHERE name = $1 AND partition = ANY ($2)`,
-			s.cfg.Name, surplus); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE `+marks+` SET owner = NULL WHERE name = $1 AND source = 'live'
+			AND partition = ANY ($2)`, s.cfg.Name, surplus); err != nil {
 			return nil, err
 		}
 	}
@@ -422,19 +430,28 @@ func (s *postgres) giveUp(ctx context.Context, tx pgx.Tx, g *group, avoid map[in
 	return err
 }
 
-// lock locks the rows of partitions, and returns which, ascending: without those that another transaction has
-// locked.
+// lock locks the rows of partitions, also those of a replay, and returns which, ascending: without those of
+// which another transaction has locked one.
 func (s *postgres) lock(ctx context.Context, tx pgx.Tx, partitions []int) ([]int, error) {
 	if len(partitions) == 0 {
 		return nil, nil
 	}
-	rows, err := tx.Query(ctx, `SELECT partition FROM `+s.table("outflow_mark")+` WHERE name = $1
-		AND source = 'live' AND partition = ANY ($2) ORDER BY partition FOR UPDATE SKIP LOCKED`, s.cfg.Name,
-		partitions)
+	marks := s.table("outflow_mark")
+	rows, err := tx.Query(ctx, `SELECT m.partition, (SELECT pg_catalog.count(*)::int FROM `+marks+` a
+			WHERE a.name = m.name AND a.partition = m.partition) FROM `+marks+` m WHERE m.name = $1
+		AND m.partition = ANY ($2) ORDER BY m.partition FOR UPDATE OF m SKIP LOCKED`, s.cfg.Name, partitions)
 	if err != nil {
 		return nil, err
 	}
-	locked, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	var locked []int
+	var partition, all int
+	open := map[int]int{}
+	_, err = pgx.ForEachRow(rows, []any{&partition, &all}, func() error {
+		if open[partition]++; open[partition] == all {
+			locked = append(locked, partition)
+		}
+		return nil
+	})
 	for _, p := range partitions {
 		s.share.locked[p] = !slices.Contains(locked, p)
 	}
@@ -553,6 +570,20 @@ func (s *postgres) beginReplay(ctx context.Context, created time.Time) error {
 		_, err = tx.Exec(ctx, `INSERT INTO `+marks+` (name, source, partition, owner, epoch, seq, due, n, lsn, i)
 			SELECT name, 'replay', partition, owner, epoch, 0, '0/0', 0, '0/0', 0 FROM `+marks+`
 			WHERE name = $1 AND source = 'live'`, s.cfg.Name)
+		return err
+	})
+}
+
+func (s *postgres) endReplay(ctx context.Context) error {
+	return s.locked(ctx, func(tx pgx.Tx) error {
+		marks := s.table("outflow_mark")
+		if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1 AND source = 'replay' AND partition IN (
+			SELECT partition FROM `+marks+` WHERE name = $1 AND source = 'replay' FOR UPDATE SKIP LOCKED)`,
+			s.cfg.Name); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET replay_created = NULL WHERE name = $1`,
+			s.cfg.Name)
 		return err
 	})
 }

@@ -213,13 +213,39 @@ func (r *runner) tell(ctx context.Context, to func(context.Context, []int), part
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Timeout)
 	defer cancel()
-	var err error
-	func() {
-		defer recovered(&err)
+	returned := apart(func() error {
 		to(ctx, partitions)
-	}()
-	if err != nil {
+		return nil
+	})
+	if err, since := awaitReturn(ctx, returned, r.cfg.hang); !since.IsZero() {
+		r.cfg.Log.Error("Config.OnAssigned or OnRevoked hangs: the consumer goes on without it", "timeout",
+			r.cfg.Timeout, "partitions", partitions)
+	} else if err != nil {
 		r.cfg.Log.Error("Config.OnAssigned or OnRevoked failed", "err", err)
+	}
+}
+
+// keeping does what may take longer than the lease at the start of a session, and renews it meanwhile. What
+// it does must not use the store.
+func (r *runner) keeping(ctx context.Context, do func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- do(ctx) }()
+	renew := time.NewTicker(r.store.renewEvery())
+	defer renew.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-renew.C:
+			// Cancelling it would cost the connection over which the lease is given back.
+			if err := r.store.renew(context.WithoutCancel(ctx)); err != nil {
+				cancel()
+				<-done
+				return err
+			}
+		}
 	}
 }
 
@@ -278,7 +304,9 @@ func (r *runner) session(ctx context.Context) (err error) {
 	r.met.grow(st.Layout.Partitions)
 	r.met.session(true)
 	r.state.set(Active, own, nil)
-	r.assign(ctx, own)
+	if err := r.keeping(ctx, func(ctx context.Context) error { r.assign(ctx, own); return nil }); err != nil {
+		return err
+	}
 	parking := newParking(&r.cfg, r.dec, r.met)
 	load := func(ctx context.Context, tx pgx.Tx) error {
 		if tx == nil {
@@ -475,7 +503,11 @@ var errBarrier = &heldError{why: "all instances have to come to where another la
 // prepareLive compares the offsets with the stream and stores what has changed. It returns a *heldError if
 // all that may be done before another layout is done.
 func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
-	check, err := checkStream(ctx, &r.cfg, src, st)
+	var check streamCheck
+	err := r.keeping(ctx, func(ctx context.Context) (err error) { // it may ask for thousands of messages
+		check, err = checkStream(ctx, &r.cfg, src, st)
+		return err
+	})
 	if err != nil {
 		return check, r.missing(err)
 	}
@@ -580,6 +612,12 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 	}
 	for {
 		created, last, due, err := r.replayed(ctx, st)
+		if err == nil && last == 0 && st.Offsets[replay] != nil && st.Wanted != nil {
+			// No instance will read on, and another layout waits for all offsets to be at one place.
+			if err = r.store.endReplay(ctx); err == nil {
+				delete(st.Offsets, replay)
+			}
+		}
 		if err != nil || !due {
 			return err
 		}

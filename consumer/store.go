@@ -27,6 +27,8 @@ type store interface {
 	begin(ctx context.Context, l layout, filters []string, at offset, created time.Time) error
 	// beginReplay makes the offsets of all partitions in a replay's stream that was made at that time.
 	beginReplay(ctx context.Context, created time.Time) error
+	// endReplay removes the offsets of a replay of which the stream has nothing any more.
+	endReplay(ctx context.Context) error
 	// want asks for another layout, once all offsets are at a barrier, or moves that barrier.
 	want(ctx context.Context, l layout, barrier uint64) error
 	// save stores filters, the time of creation of the live stream, and which offsets are lost.

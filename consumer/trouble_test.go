@@ -1,0 +1,164 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
+)
+
+// A transaction that an earlier claim has open on a replay keeps others from its partition alone.
+func TestAnOpenTransactionOfAReplayHoldsItsPartitionOnly(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	c := w.claimer(3)
+	c.look(t)
+	must.Succeed(t, c.beginReplay(t.Context(), time.Now()))
+	open, err := w.mine.Begin(t.Context())
+	must.Succeed(t, err)
+	_, err = open.Exec(t.Context(),
+		"SELECT FROM outflow_mark WHERE partition = 1 AND source = 'replay' FOR UPDATE")
+	must.Succeed(t, err)
+	w.expire()
+	other := w.claimer(3)
+	if want := []int{0, 2}; !slices.Equal(other.share.claimed, want) {
+		t.Errorf("claimed %v, want %v", other.share.claimed, want)
+	}
+	must.Succeed(t, open.Rollback(t.Context()))
+	other.abandon()
+	if other.look(t); len(other.share.claimed) != 3 {
+		t.Errorf("claimed %v when it had ended", other.share.claimed)
+	}
+}
+
+// asked is a stream that says when it is asked for a message.
+type asked struct {
+	*memoryStream
+	get func()
+}
+
+func (s *asked) Get(ctx context.Context, seq uint64) (*stream.Message, error) {
+	s.get()
+	return s.memoryStream.Get(ctx, seq)
+}
+
+// What a session does before it reads may take longer than the lease: that is renewed meanwhile. Otherwise
+// others would take the partitions, and need as long.
+func TestTheLeaseIsRenewedBeforeTheStreamIsRead(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"OnAssigned", "the offsets' messages"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+			all := s.events(10, 5)
+			src.publish(all...)
+			w.readAll(w.config(src), all)
+			renewed := func() {
+				var first, now time.Time
+				if !await.True(func() bool {
+					if err := w.mine.QueryRow(t.Context(), "SELECT expires FROM outflow_member").
+						Scan(&now); err != nil {
+						return false
+					}
+					if first.IsZero() {
+						first = now
+					}
+					return now.After(first)
+				}) {
+					t.Error("the lease is not renewed")
+				}
+			}
+			cfg := w.config(src)
+			cfg.Timeout = 10 * time.Minute
+			if where == "OnAssigned" {
+				cfg.OnAssigned = func(context.Context, []int) { renewed() }
+			} else {
+				cfg = w.config(&asked{src, renewed})
+			}
+			more := s.events(10, 5)
+			src.publish(more...)
+			w.start(w.consumer(cfg), handler)
+			w.await(append(all, more...))
+		})
+	}
+}
+
+// Code of the application that ends its goroutine, panics or never returns when it is told of partitions
+// stops nothing.
+func TestAnInstanceGoesOnWhateverOnAssignedDoes(t *testing.T) {
+	t.Parallel()
+	end := make(chan struct{})
+	t.Cleanup(func() { close(end) })
+	for name, does := range map[string]func(){"exits": runtime.Goexit, "panics": func() { panic("told") },
+		"hangs": func() { <-end }} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+			all := s.events(10, 5)
+			src.publish(all...)
+			cfg := w.config(src)
+			if name == "hangs" {
+				cfg.Timeout = time.Second
+			}
+			cfg.OnAssigned = func(context.Context, []int) { does() }
+			c := w.consumer(cfg)
+			c.cfg.hang = time.Millisecond
+			w.start(c, handler)
+			w.await(all)
+		})
+	}
+}
+
+// An instance that slept while its consumer was deleted does not begin anew by itself, which would repeat
+// all effects; one that is started does.
+func TestAnInstanceWhoseConsumerIsDeletedEnds(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(10, 5)
+	src.publish(all...)
+	r := w.start(w.consumer(w.config(src)), handler)
+	w.await(all)
+	w.exec("DELETE FROM outflow_mark; DELETE FROM outflow_member; DELETE FROM outflow_consumer")
+	if err := r.ends(); !errors.Is(err, ErrSetup) {
+		t.Errorf("Run: %v", err)
+	}
+	w.exactly(all)
+	var left int
+	if err := w.mine.QueryRow(t.Context(), "SELECT count(*) FROM outflow_consumer").Scan(&left); err != nil ||
+		left != 0 {
+		t.Errorf("%d consumers are left (%v)", left, err)
+	}
+	w.exec("DELETE FROM effect")
+	w.start(w.consumer(w.config(src)), handler)
+	w.await(all)
+}
+
+// Another layout does not wait for a replay that was removed when some partitions had read it, and others had
+// not. The next replay is read.
+func TestAnotherLayoutDoesNotWaitForAReplayThatIsGone(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(20, 5)
+	publish(t, js, all...)
+	w.start(w.onStream(js, nil), handler)
+	w.await(all)
+	w.newest.stopped()
+	w.exec(`INSERT INTO outflow_mark (name, source, partition, owner, epoch, seq, due, n, lsn, i)
+		SELECT name, 'replay', partition, owner, epoch, partition, '0/0', 0, '0/0', 0 FROM outflow_mark`)
+	w.exec("UPDATE outflow_consumer SET replay_created = now()")
+	w.start(w.onStream(js, func(c *Config) { c.Partitions = 3 }), handler)
+	if !await.True(func() bool { return len(w.offsets()) == 3 }) {
+		t.Fatalf("the offsets are %v", w.offsets())
+	}
+	publishReplay(t, js, all)
+	w.await(append(all, all...))
+}
