@@ -12,7 +12,7 @@ class Consumer {
     static final String NAME = env.getOrDefault("NAME", "notes"), STREAM = env.getOrDefault("STREAM", "OUTBOX"),
         LEASE = env.getOrDefault("LEASE", "10 s"), INSTANCE = env.getOrDefault("INSTANCE", NUID.nextGlobal());
     static final int PARTITIONS = Integer.parseInt(env.getOrDefault("PARTITIONS", "16"));
-    static volatile boolean stopping;
+    static volatile boolean stopping, begun;
     static java.sql.Connection db;
     static long due;
     interface Work { String run(int tries, String failure) throws Exception; } // returns how the handler has failed
@@ -66,7 +66,8 @@ class Consumer {
         var info = jsm.getStreamInfo(STREAM);
         long first = info.getStreamState().getFirstSequence(), end = info.getStreamState().getLastSequence();
         var created = info.getCreateTime().toOffsetDateTime();
-        sql("start(?, ?, ?, '{>}', ?, ?)", STREAM, created, Application.KEYING, PARTITIONS);
+        if (!begun) sql("start(?, ?, ?, '{>}', ?, ?)", STREAM, created, Application.KEYING, PARTITIONS);
+        begun = true; // one that is deleted later does not begin anew by itself
         var marks = sql("claim(?, ?, ?, ?::interval) WHERE source = 'live'", INSTANCE, Application.KEYING, LEASE);
         long from = marks.stream().mapToLong(m -> of(m, "seq")).min().orElse(Long.MAX_VALUE);
         long until = marks.stream().map(m -> m.get("barrier")).filter(Objects::nonNull).mapToLong(b -> (long) b)

@@ -9,7 +9,7 @@ from application import KEYING, document_of, handle
 
 NAME, STREAM = os.environ.get("NAME", "notes"), os.environ.get("STREAM", "OUTBOX")
 LEASE, PARTITIONS = os.environ.get("LEASE", "10 s"), int(os.environ.get("PARTITIONS", "16"))
-INSTANCE, stopping = os.environ.get("INSTANCE", str(uuid.uuid4())), asyncio.Event()
+INSTANCE, stopping, begun = os.environ.get("INSTANCE", str(uuid.uuid4())), asyncio.Event(), asyncio.Event()
 class Failed(Exception): """The handler has, for this event."""
 
 def hash_of(document):
@@ -49,7 +49,8 @@ async def release(db, mark, tries, failure):  # parked, and released by an opera
 async def session(db, nc):  # claims partitions, and reads for them until the shares change
     info = await ask(nc, "INFO")
     first, end = info["state"]["first_seq"], info["state"]["last_seq"]
-    await sql(db, "start", STREAM, info["created"], [">"], KEYING, PARTITIONS)
+    begun.is_set() or await sql(db, "start", STREAM, info["created"], [">"], KEYING, PARTITIONS)
+    begun.set()  # one that is deleted later does not begin anew by itself
     marks = [m for m in await sql(db, "claim", INSTANCE, KEYING, LEASE) if m["source"] == "live"]
     start, until = min((m["seq"] for m in marks), default=0), (marks[0]["barrier"] or 1 << 63) if marks else 0
     if start >= until: return await asyncio.sleep(0.2)  # others have all partitions, or must come to the barrier

@@ -11,7 +11,7 @@ const { NAME = "notes", STREAM = "OUTBOX", LEASE = "10 s", PARTITIONS = 16, INST
 pg.types.setTypeParser(pg.types.builtins.INT8, Number);
 const nc = await connect({ servers: process.env.NATS_URL, maxReconnectAttempts: -1, waitOnFirstConnect: true });
 const jsm = await jetstreamManager(nc), info = () => jsm.streams.info(STREAM);
-let db: pg.Client, stopping = false, due = 0;
+let db: pg.Client, stopping = false, begun = false, due = 0;
 for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => { stopping = true; });
 const sql = async (text: string, ...args: unknown[]) => (await db.query(text, [NAME, ...args])).rows;
 const hash = (s: string) => Buffer.from(s).reduce((h, b) => Math.imul(h ^ b, 16777619) >>> 0, 2166136261);
@@ -31,7 +31,8 @@ const failed = (e: unknown) => { throw { failure: String(e) }; };
 
 async function session() { // claims partitions, and reads for them until the shares change
   const { created, state } = await info();
-  await sql("SELECT outflow.start($1, $2, $3, '{>}', $4, $5)", STREAM, created, keying, PARTITIONS);
+  if (!begun) await sql("SELECT outflow.start($1, $2, $3, '{>}', $4, $5)", STREAM, created, keying, PARTITIONS);
+  begun = true; // one that is deleted later does not begin anew by itself
   const marks = (await sql("SELECT * FROM outflow.claim($1, $2, $3, $4)", INSTANCE, keying, LEASE))
     .filter((m) => m.source === "live"); // a replay needs an instance in Go
   const from = Math.min(...marks.map((m) => m.seq)), until = marks[0]?.barrier ?? Infinity;
