@@ -105,7 +105,8 @@ func apart(code func() error) <-chan error {
 
 // awaitReturn waits until code has returned, until so long after the end of its context. If it has not by
 // then, since is when that was.
-func awaitReturn(ctx context.Context, returned <-chan error, hang time.Duration) (err error, since time.Time) {
+func awaitReturn(ctx context.Context, returned <-chan error, hang time.Duration) (err error,
+	since time.Time) {
 	select {
 	case err := <-returned:
 		return err, time.Time{}

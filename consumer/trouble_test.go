@@ -5,9 +5,11 @@ import (
 	"errors"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -139,6 +141,27 @@ func TestAnInstanceWhoseConsumerIsDeletedEnds(t *testing.T) {
 	w.exec("DELETE FROM effect")
 	w.start(w.consumer(w.config(src)), handler)
 	w.await(all)
+}
+
+// The same without a database.
+func TestAnInstanceWhoseDocumentIsDeletedEnds(t *testing.T) {
+	t.Parallel()
+	w, src, offsets := newHarness(t), newMemoryStream(), Memory()
+	src.publish((&publisher{}).events(10, 5)...)
+	c, err := New(nil, offsets, w.config(src))
+	must.Succeed(t, err)
+	var n atomic.Int32
+	r := w.start(c, func(context.Context, pgx.Tx, *Event) error { n.Add(1); return nil })
+	if !await.True(func() bool { return n.Load() == 10 }) {
+		t.Fatal("the events are not handled")
+	}
+	cell := offsets.(*memoryOffsets).cells["orders"]
+	cell.mu.Lock()
+	cell.value, cell.revision = nil, 0
+	cell.mu.Unlock()
+	if err := r.ends(); !errors.Is(err, ErrSetup) || n.Load() != 10 {
+		t.Errorf("%d events were handled, Run: %v", n.Load(), err)
+	}
 }
 
 // Another layout does not wait for a replay that was removed when some partitions had read it, and others had
