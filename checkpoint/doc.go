@@ -63,6 +63,11 @@
 // checkpoint lies at base, so none has to be made again. The repair waited for durable_after before it said
 // so: what lies below base is durable, as what lies below a confirmed checkpoint is.
 //
+// Where a home's rows are read on another server, due, positions and thru are the home's, and so is the
+// order of checkpoints. The slot is not: so each checkpoint has in Read where its start lies in the WAL of
+// the server that is read, and what is compared with the slot, with the end of WAL or with timelines is that.
+// Several checkpoints may have one due, and differ in Read.
+//
 // The record is written with compare-and-set. A writer that was overtaken is refused, and one that got no
 // answer can't know ([ErrUnknown]): both drop the session.
 package checkpoint

@@ -42,6 +42,9 @@ func (c Config) hintOf(code, otherwise string) string {
 	case codeSlotDatabase, codeSlotPlugin, CodeSnapshotUnfinished, CodeRestoreUnfinished:
 		return otherwise
 	}
+	if c.Mapping.Away() {
+		return c.anew(true)
+	}
 	switch c.Mapping.Source {
 	case relay.FromMessage:
 		return "Run `outflow repair`: it says what can be done and changes nothing. There is no table: " +
@@ -99,6 +102,12 @@ func (c Config) hintMapping() string {
 
 // anew is the hint of last resort: a new slot, a new stream, a new record.
 func (c Config) anew(slotExists bool) string {
+	if c.Mapping.Away() {
+		return fmt.Sprintf("The table does not say which of its rows are the home's, so nothing fills the "+
+			"gap: the home's own stream has them. Start this one anew with `outflow uninstall "+
+			"--with-stream` and `outflow init`: it then has what subscription %s brings from there on",
+			c.Mapping.Subscription)
+	}
 	slot := ""
 	if slotExists {
 		slot = fmt.Sprintf("drop the slot with `SELECT pg_drop_replication_slot('%s')`, ", c.Slot)

@@ -17,14 +17,15 @@ import (
 // the lowest version that can say what it has to: a program that does not know something refuses the record
 // by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = gapVersion // the newest
+	recordVersion = clusterVersion // the newest
 
-	gapVersion    = 6 // checkpoints in gap mode
-	tableVersion  = 5 // the OID of the table that is published, and mappings without foreign transactions
-	shardVersion  = 4 // mappings with a shard
-	sourceVersion = 3 // mappings with a source other than the table
-	repairVersion = 2 // repairing, stopped and base, and the broker's time beside a checkpoint
-	oldestVersion = 1
+	clusterVersion = 7 // mappings with a control table or a subscription, and checkpoints of such
+	gapVersion     = 6 // checkpoints in gap mode
+	tableVersion   = 5 // the OID of the table that is published, and mappings without foreign transactions
+	shardVersion   = 4 // mappings with a shard
+	sourceVersion  = 3 // mappings with a source other than the table
+	repairVersion  = 2 // repairing, stopped and base, and the broker's time beside a checkpoint
+	oldestVersion  = 1
 )
 
 // Record is the checkpoint record: what a start needs to know beside the slot and the stream.
@@ -115,6 +116,8 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
+	case c.Mapping.Control != "":
+		c.Version = clusterVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Settings.ByGap() }):
 		c.Version = gapVersion
 	case c.Publication.TableOID != 0, c.Mapping.OwnOnly:
@@ -190,6 +193,12 @@ func (r *Record) validate() error {
 		return errors.New("no OID of the table that is published")
 	case r.Mapping.OwnOnly && r.Version < tableVersion:
 		return fmt.Errorf("own_only in version %d", r.Version)
+	case r.Mapping.Control != "" && (r.Mapping.Source != relay.FromTable || r.Version < clusterVersion):
+		return fmt.Errorf("control table of source %v in version %d", r.Mapping.Source, r.Version)
+	case r.Mapping.Away() && (r.Mapping.Control == "" || r.Mapping.OwnOnly):
+		return errors.New("a subscription without a control table, or of own transactions")
+	case !r.Mapping.Away() && r.Publication.Subscription != "":
+		return errors.New("what is published has a subscription, the mapping has none")
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":
@@ -198,10 +207,17 @@ func (r *Record) validate() error {
 		return fmt.Errorf("%d places with creating=%t", len(r.Checkpoints), r.Creating)
 	}
 	for i, p := range r.Checkpoints {
-		if i > 0 && (p.Due <= r.Checkpoints[i-1].Due || p.Seq < r.Checkpoints[i-1].Seq) {
+		if p.Read != 0 != r.Mapping.Away() {
+			return fmt.Errorf("place %d was read at %v, with subscription %q", i, p.Read,
+				r.Mapping.Subscription)
+		}
+		// where a home is silent, places differ in where its rows are read
+		if i > 0 && (p.Due < r.Checkpoints[i-1].Due || p.Due == r.Checkpoints[i-1].Due && p.Read == 0 ||
+			p.Seq < r.Checkpoints[i-1].Seq) {
 			return fmt.Errorf("place %d (%v, %d) does not follow the one before it", i, p.Due, p.Seq)
 		}
-		if i > 0 && p.Start() < r.Checkpoints[i-1].Start() {
+		if i > 0 && (p.Start() < r.Checkpoints[i-1].Start() ||
+			p.Published() < r.Checkpoints[i-1].Published()) {
 			return fmt.Errorf("place %d starts at %v, before the one before it", i, p.Start())
 		}
 		if p.Settings.ByGap() && r.Version < gapVersion {

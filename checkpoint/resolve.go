@@ -253,6 +253,12 @@ func mappingText(m relay.Mapping) string {
 		}
 		return fmt.Sprintf("source=%v origin=%s%s, %s", m.Source, origin, span, key)
 	}
+	if m.Control != "" {
+		origin += " control=" + m.Control
+	}
+	if m.Away() {
+		origin += " subscription=" + m.Subscription
+	}
 	return fmt.Sprintf("source=%v origin=%s table=%s doc_id=%s actor_id=%s counter=%s%s seq_key=%s "+
 		"payload=%s",
 		m.Source, origin, m.Table, m.Doc, m.Actor, m.Counter, span, m.Key, m.Payload)

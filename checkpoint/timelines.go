@@ -18,9 +18,12 @@ func (v *resolver) timelines() error {
 		if !known {
 			return v.unknownTimeline(p.Timeline, "the place at "+p.Due.String())
 		}
-		if !left || p.Due <= end {
+		if !left || p.At() <= end {
 			v.checkpoints = append(v.checkpoints, p)
 			continue
+		}
+		if v.cfg.Mapping.Away() {
+			return v.branchLost(end, p.At(), "the home's rows were read on timeline %d beyond it", p.Timeline)
 		}
 		if len(p.PublishedAhead) > 0 {
 			return v.branchLost(end, p.Due, "the checkpoint record knows events on timeline %d beyond it",
@@ -69,9 +72,9 @@ func (v *resolver) branchLost(end, to outbox.LSN, why string, args ...any) error
 func (v *resolver) behind() error {
 	var top outbox.LSN
 	for _, p := range v.checkpoints {
-		top = max(top, p.Due)
+		top = max(top, p.At())
 	}
-	if n := v.headed(); n != nil {
+	if n := v.headed(); n != nil && !v.cfg.Mapping.Away() { // else it speaks of the home's WAL
 		// A thru on a branch that was left says nothing about the present WAL: newest looks at it.
 		if end, left, _ := v.Server.History.Left(n.Timeline); !left || n.Thru <= end {
 			top = max(top, n.Thru)
@@ -96,7 +99,7 @@ func (v *resolver) behind() error {
 // where there is nothing to compare it is refused.
 func (v *resolver) newest() error {
 	n := v.headed()
-	if n == nil {
+	if n == nil || v.cfg.Mapping.Away() { // the latter: it speaks of the home's WAL
 		return nil
 	}
 	end, left, known := v.Server.History.Left(n.Timeline)

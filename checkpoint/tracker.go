@@ -144,7 +144,9 @@ func (t *Tracker) advance() {
 // unacknowledged, and reports whether it did.
 func (t *Tracker) Keepalive(cp relay.Checkpoint) bool {
 	top := t.newest()
-	if !t.verified() || t.Unacknowledged() || cp.Due <= top.Due {
+	// Where a home is silent, the WAL that its rows are read from goes on.
+	further := cp.Due > top.Due || cp.Due == top.Due && cp.Start() > top.Start()
+	if !t.verified() || t.Unacknowledged() || !further {
 		return false
 	}
 	cp.Seq = t.at()

@@ -16,6 +16,10 @@ type Config struct {
 	ID       string        // the id column, optional
 	Extra    []string      // further columns for Event.Extra, at most relay.MaxExtra; optional
 	Slot     string        // changes of settings for other slots are no inputs
+	Control  uint32        // OID of Mapping.Control; 0 where there is none
+	// Origin is the replication origin of Mapping.Subscription: transactions with another one, or none, are
+	// no inputs. "" where there is no such subscription.
+	Origin string
 
 	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says
 	// that rows are none. They are counted. Optional.
@@ -74,11 +78,13 @@ type Decoder struct {
 	cfg Config
 	err error // the first one; nothing is decoded after it
 
-	plan     *plan // how to read the outbox's rows; nil before its first Relation message
+	plan     *plan        // how to read the outbox's rows; nil before its first Relation message
+	control  *controlPlan // likewise of Config.Control
 	arena    arena
 	cells    []cell // of the present row, by the plan's columns
 	scratch  [maxFixed]byte
 	last     outbox.LSN // end LSN of the last commit
+	home     outbox.LSN // of the last one with Config.Origin: its end LSN at home
 	inCommit bool       // between Begin and Commit
 	tx       transaction
 
@@ -92,7 +98,8 @@ type transaction struct {
 	final    outbox.LSN // LSN of the commit record's start, from Begin
 	events   uint32
 	tick     bool
-	foreign  bool            // it was replicated from elsewhere, and such are no inputs
+	foreign  bool            // it is none whose content can be an input
+	home     outbox.LSN      // its end LSN at home; 0: it is not of Config.Origin
 	settings *relay.Settings // the last well-formed change for this slot
 }
 
@@ -168,9 +175,7 @@ func (d *Decoder) message(m *reader, r *Result) error {
 		m.u8() // CASCADE, RESTART IDENTITY
 		m.skip(uint32(min(4*relations, math.MaxUint32)))
 	case 'O':
-		m.u64() // LSN at the origin
-		m.text()
-		d.tx.foreign = d.cfg.Mapping.OwnOnly
+		d.origin(m)
 	case 'Y':
 		m.u32() // OID
 		m.text()
@@ -203,8 +208,22 @@ func (d *Decoder) begin(m *reader) error {
 	if err := d.end(m); err != nil {
 		return err
 	}
-	d.inCommit, d.tx = true, transaction{final: final}
+	// where a home's rows are read, what is of no origin was written here
+	d.inCommit, d.tx = true, transaction{final: final, foreign: d.cfg.Mapping.Away()}
 	return nil
+}
+
+// origin takes note of where the transaction was replicated from: from the home, or from elsewhere.
+func (d *Decoder) origin(m *reader) {
+	lsn := outbox.LSN(m.u64()) // the end LSN that it had there
+	name := m.text()
+	if !d.cfg.Mapping.Away() {
+		d.tx.foreign = d.cfg.Mapping.OwnOnly
+		return
+	}
+	if d.tx.foreign = d.cfg.Origin == "" || string(name) != d.cfg.Origin; !d.tx.foreign {
+		d.tx.home = lsn
+	}
 }
 
 func (d *Decoder) commit(m *reader, r *Result) error {
@@ -224,6 +243,18 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 		return d.protocol(m, "end LSN %v is not after that of the commit before, %v", end, d.last)
 	}
 	tx := &d.tx
+	if d.cfg.Mapping.Away() {
+		// As at home: the position, and the time, which the commit record has from there. Where its commit
+		// record started there is not known, and its end is known to be no start.
+		c.Read, c.LSN, c.Start = end, tx.home, tx.home-1
+		if tx.foreign {
+			c.LSN, c.Start = 0, 0
+		} else if tx.home <= max(d.home, 1) {
+			return d.protocol(m, "its end LSN at home, %v, is not after that of the one before, %v", tx.home,
+				d.home)
+		}
+		d.home = max(d.home, tx.home)
+	}
 	switch {
 	case tx.events > 0:
 		c.Kind, c.Events = relay.Events, int(tx.events)

@@ -21,6 +21,15 @@
 // replicated from elsewhere, is nothing either. From PostgreSQL 16 on the server leaves it out; below that it
 // says the origin, behind Begin.
 //
+// Where a home's rows are read on another server it is the other way round: only transactions of one origin
+// are inputs. The Origin message has the end LSN that the transaction had at home, and the commit record has
+// its time from there; so its commit and its events have the position that they have at home, and
+// [relay.Commit].Read says where it ended here.
+//
+// Ticks and changes of settings are logical messages, or, where the mapping names a control table, inserts
+// into that one and nothing else: messages are not replicated, and the order must not depend on where the WAL
+// is read.
+//
 // # Rows and messages
 //
 // Where the mapping's source says so, a transactional logical message with the prefix outflow.event is an

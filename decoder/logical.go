@@ -35,7 +35,7 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 		return nil
 	case !d.inCommit:
 		return d.protocol(m, "transactional, but outside of a transaction")
-	case d.tx.foreign:
+	case d.tx.foreign, d.cfg.Mapping.Control != "": // the latter: rows say it, which are replicated
 		return nil
 	}
 	switch string(prefix) {
@@ -57,7 +57,7 @@ func (d *Decoder) logical(m *reader, r *Result) error {
 func (d *Decoder) settings(content []byte) (malformed error) {
 	slot, s, err := relay.ParseSettings(string(content[:min(len(content), maxSettings)]))
 	switch {
-	case slot != "" && slot != d.cfg.Slot:
+	case slot != "" && slot != d.cfg.Slot && d.cfg.Mapping.Control == "": // a row says of which outbox it is
 		return nil
 	case err != nil:
 		return err

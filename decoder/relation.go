@@ -51,6 +51,9 @@ func (d *Decoder) relation(m *reader, r *Result) error {
 	if n > maxColumns {
 		return d.protocol(m, "%d columns", n)
 	}
+	if oid == d.cfg.Control && oid != 0 {
+		return d.controlRelation(m, n)
+	}
 	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() {
 		if d.cfg.Unread != "" && string(schema)+"."+string(table) == d.cfg.Unread {
 			d.unread = oid

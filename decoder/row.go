@@ -86,6 +86,9 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	if part != 'N' && !m.short {
 		return d.protocol(m, "unknown part %q", part)
 	}
+	if oid == d.cfg.Control && oid != 0 && !d.tx.foreign {
+		return d.controlRow(m, r)
+	}
 	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() || d.tx.foreign {
 		if oid == d.unread && oid != 0 && !d.tx.foreign {
 			r.Ignored = IgnoredRow

@@ -262,7 +262,7 @@ func (h *health) read(r *checkpoint.Readings, now time.Time) {
 	h.snap.Confirmed = r.Slot.Confirmed
 	if r.Record != nil && len(r.Record.Checkpoints) > 0 {
 		newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
-		h.snap.Published = max(h.snap.Published, newest.Due)
+		h.snap.Published = max(h.snap.Published, newest.At())
 		if h.snap.CaughtUp.IsZero() {
 			h.snap.CaughtUp = newest.Since
 		}

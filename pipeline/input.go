@@ -29,7 +29,8 @@ type input struct {
 	next   int          // its next message
 	result decoder.Result
 
-	last      outbox.LSN // newest transaction read
+	away      *away      // where a home's rows are read on another server; nil: this one is the home
+	last      outbox.LSN // newest transaction read; of a home's, where it ended there
 	keepalive outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
 	lastData  time.Time  // when WAL data last came in
 	lastInput time.Time  // when a part of an input last did
@@ -38,7 +39,20 @@ type input struct {
 }
 
 // end is up to where the WAL was read.
-func (in *input) end() outbox.LSN { return max(in.last, in.keepalive) }
+func (in *input) end() outbox.LSN {
+	if in.away != nil {
+		return in.away.read
+	}
+	return max(in.last, in.keepalive)
+}
+
+// quiet is up to where a keepalive says that no input follows what was read; 0: nothing does.
+func (in *input) quiet() outbox.LSN {
+	if in.away != nil && in.keepalive != 0 {
+		return max(in.last, in.due)
+	}
+	return in.keepalive
+}
 
 func (in *input) take(b *relay.Batch, now time.Time) {
 	in.batch, in.next = b, 0
@@ -71,7 +85,10 @@ func (in *input) message() *relay.WALMessage {
 // read takes one message. committed says that it ended a transaction: a window may be due.
 func (in *input) read(ctx context.Context, m *relay.WALMessage) (committed bool, err error) {
 	if m.Keepalive {
-		if !in.decoder.InTransaction() {
+		if !in.decoder.InTransaction() && in.away != nil {
+			in.keepalive = max(in.keepalive, m.WALEnd) // it says nothing of the home's WAL
+			in.away.passed(m.WALEnd)
+		} else if !in.decoder.InTransaction() {
 			if err := in.check.Input(m.WALEnd); err != nil {
 				return false, err
 			}
@@ -146,6 +163,12 @@ func (in *input) commit(c *relay.Commit) error {
 	if c.Kind == relay.NoInput { // PostgreSQL 14 sends empty transactions: they say what a keepalive would
 		in.keepalive = c.LSN
 	}
+	if in.away != nil {
+		in.away.commit(c)
+		if c.Kind == relay.NoInput {
+			in.keepalive = c.Read
+		}
+	}
 	in.last = max(in.last, c.LSN)
 	return in.buffer.Commit(*c)
 }
@@ -154,7 +177,7 @@ func (in *input) commit(c *relay.Commit) error {
 // often as the server writes WAL.
 func (in *input) settingsChanged(c *relay.Commit) {
 	level, notice := slog.LevelInfo, &in.notices.ownChanges
-	if c.Settings != in.heartbeats.want {
+	if c.Settings != in.heartbeats.want && in.away == nil { // a home's are nobody's here
 		level, notice = slog.LevelWarn, &in.notices.otherChanges
 		in.metrics.otherChanges.Inc()
 	}

@@ -133,10 +133,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 
 // whenIdle does what is done only when nothing is ready to be read or published.
 func (s *session) whenIdle(now time.Time) {
-	if s.in.keepalive > s.tracker.Newest().Due && !s.tracker.Unacknowledged() {
-		if cp, ok := s.buffer.Marker(s.in.keepalive); ok {
-			cp.Timeline = s.server.History.At(cp.Due)
-			s.tracker.Keepalive(cp)
+	if s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
+		if cp, ok := s.buffer.Marker(s.in.quiet()); ok {
+			s.tracker.Keepalive(s.located(cp))
 		}
 	}
 	if due, ok := s.heartbeatDue(); ok {

@@ -61,6 +61,15 @@ func (s *session) work(ctx context.Context) error {
 	}
 }
 
+// history is that of the server on which the events were written. Of a home that is read on another one,
+// nothing is known: its messages name the first timeline.
+func (s *session) history() *relay.History {
+	if s.in.away != nil {
+		return &relay.History{Timeline: 1}
+	}
+	return &s.server.History
+}
+
 // closeWindow closes what is due. What is more than the buffer holds is on disk and may take minutes to sort:
 // the process does not hang.
 func (s *session) closeWindow() (err error) {
@@ -80,7 +89,7 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 	o := &s.out
 	for n := 0; n < burst && !s.pub.Full(); n++ {
 		if !o.ready {
-			more, err := o.next(&s.server.History)
+			more, err := o.next(s.history())
 			if err != nil {
 				return false, err
 			}
@@ -147,9 +156,15 @@ func (s *session) windowDone() {
 	s.metrics.window(w)
 }
 
-func (s *session) checkpoint(cp relay.Checkpoint) {
-	cp.Timeline = s.server.History.At(cp.Due)
-	s.tracker.Window(cp)
+func (s *session) checkpoint(cp relay.Checkpoint) { s.tracker.Window(s.located(cp)) }
+
+// located says where in the WAL that is read a checkpoint lies.
+func (s *session) located(cp relay.Checkpoint) relay.Checkpoint {
+	if s.in.away != nil {
+		cp.Read = s.in.away.start(cp.Published())
+	}
+	cp.Timeline = s.server.History.At(cp.At())
+	return cp
 }
 
 // mark makes the checkpoint of gap mode's last window: once for all that a batch brought, because it lists

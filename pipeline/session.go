@@ -53,7 +53,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, conns: conns, server: r.Server,
 		buffer: reorder.New(reorder.Config{
-			Settings: cp.Settings, Start: cp.Start(), Due: cp.Due, PublishedAhead: cp.PublishedAhead,
+			Settings: cp.Settings, Start: cp.Published(), Due: cp.Due, PublishedAhead: cp.PublishedAhead,
 			Holds: cp.Holds, Remembered: cp.Remembered, Recent: recent,
 			MaxPublishedAhead: p.maxPublishedAhead,
 			Unkeyed:           !conns.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch,
@@ -76,8 +76,11 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	s.in = &input{
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
-		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Start(), due: cp.Due,
+		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Published(), due: cp.Due,
 		lastData: now, lastInput: now,
+	}
+	if conns.Decoder.Mapping.Away() {
+		s.in.away = newAway(cp)
 	}
 	p.metrics.lateSeen, p.metrics.gapsSeen = 0, reorder.GapCounts{}
 	s.tellInForce()
@@ -153,7 +156,7 @@ func (s *session) report(now time.Time) {
 // gauges sets the loop's figures, and returns them.
 func (s *session) gauges(now time.Time) gauges {
 	g := gauges{
-		received: s.in.end(), published: s.tracker.Newest().Due, confirmed: s.confirmed,
+		received: s.in.end(), published: s.tracker.Newest().At(), confirmed: s.confirmed,
 		seq: s.pub.Acked(), oldest: s.latency.oldest(), limits: s.buffer.Settings(),
 	}
 	g.held, g.heldBytes = s.buffer.Held()

@@ -77,7 +77,7 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	}
 	held, again, err := p.findStart(ctx, conns)
 	if err != nil {
-		return false, ranged(err, start.Checkpoint.Due, first.Server.WALEnd)
+		return false, ranged(err, start.Checkpoint.At(), first.Server.WALEnd)
 	}
 	if !start.Same(again) {
 		return false, fmt.Errorf("the place moved from %v/%d to %v/%d while the slot was taken over",

@@ -35,6 +35,16 @@ func (s *Session) Publication(ctx context.Context, columns []string) (relay.Publ
 	return catalog.CheckPublication(ctx, s.conn, s.version, s.cfg.Config, columns)
 }
 
+// Cluster reads what the catalog says of the control table and the subscription.
+func (s *Session) Cluster(ctx context.Context) (catalog.Cluster, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return catalog.Cluster{}, err
+	}
+	defer unlock()
+	return catalog.ReadCluster(ctx, s.conn, s.version, s.cfg.Config)
+}
+
 // Table reads the outbox's description.
 func (s *Session) Table(ctx context.Context) (catalog.Table, error) {
 	unlock, err := s.lock(ctx)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -90,10 +91,52 @@ func (w *Writer) disconnect() {
 	}
 }
 
+// control writes a row of the control table, in place of the one before it: each is of use only as an insert
+// in the WAL. It says what emit would say, to those as well to whom the table is replicated.
+func (w *Writer) control(ctx context.Context, prefix, content string) error {
+	schema, name, err := catalog.SplitTable(w.cfg.Control)
+	if err != nil {
+		return err
+	}
+	outboxSchema, outboxName, err := catalog.SplitTable(w.cfg.Table)
+	if err != nil {
+		return err
+	}
+	table := pgx.Identifier{schema, name}.Sanitize()
+	err = w.do(ctx, func(c *pgx.Conn) error {
+		_, err := c.Exec(ctx, `WITH gone AS (
+				DELETE FROM `+table+` WHERE outbox OPERATOR(pg_catalog.=) $1::pg_catalog.text
+			)
+			INSERT INTO `+table+` (outbox, prefix, content)
+			SELECT $1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text
+			FROM (SELECT pg_catalog.set_config('synchronous_commit', 'local', true) OFFSET 0) s`,
+			outboxSchema+"."+outboxName, prefix, content)
+		return err
+	})
+	if postgres.SQLState(err) == stateReadOnly {
+		return writeStandby(err)
+	}
+	return err
+}
+
+// stateReadOnly is that of a write to a standby.
+const stateReadOnly = "25006"
+
+func writeStandby(err error) error {
+	return &outbox.Fault{
+		Class: outbox.Transient, Code: "write_standby",
+		Message: "the server that ticks are written to is a standby and takes no writes",
+		Hint:    "Point postgres.write_url at the primary", Err: err,
+	}
+}
+
 // emit writes a transactional logical message. The setting is for its own transaction only: no replica needs
 // to have a tick before it is decoded, and behind a pooler a setting of the session would stay with somebody
 // else.
 func (w *Writer) emit(ctx context.Context, prefix, content string) error {
+	if w.cfg.Control != "" {
+		return w.control(ctx, prefix, content)
+	}
 	var lsn *string
 	err := w.do(ctx, func(c *pgx.Conn) error {
 		return c.QueryRow(ctx, `SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
@@ -102,11 +145,7 @@ func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 			FROM (SELECT pg_catalog.set_config('synchronous_commit', 'local', true) OFFSET 0) s`, prefix, content).Scan(&lsn)
 	})
 	if err == nil && lsn == nil {
-		return &outbox.Fault{
-			Class: outbox.Transient, Code: "write_standby",
-			Message: "the server that ticks are written to is a standby and takes no writes",
-			Hint:    "Point postgres.write_url at the primary",
-		}
+		return writeStandby(nil)
 	}
 	return err
 }

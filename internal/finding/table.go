@@ -80,6 +80,14 @@ var table = []Finding{
 		Title: "The publication does not publish a mapped column",
 		Hint: "Add it to the publication's column list, or take the list away. A generated column needs " +
 			"PostgreSQL 18 and publish_generated_columns = stored."},
+	{Code: "control_table", Severity: Critical, Classes: fatal,
+		Title: "The control table is missing, or has not the columns that it needs",
+		Hint:  "Run `outflow init`, which makes it under a name that is not in use (cluster.control)."},
+	{Code: "subscription", Severity: Critical, Classes: fatal,
+		Title: "What a subscription brings can't be published as its home's rows",
+		Hint: "Mend what the message names, or leave cluster.subscription out: the home publishes its " +
+			"rows itself.",
+		Runbook: "[What a subscription must be](clusters.md#the-rows-of-another-cluster)."},
 	{Code: "publication_partition", Severity: Critical, Classes: fatal,
 		Title: "A partition is unlogged or foreign, so its rows never reach the WAL",
 		Hint:  "Make it an ordinary logged table, or detach it."},

@@ -40,15 +40,35 @@ type Checkpoint struct {
 	// Remembered is how many of the newest messages up to Seq gap mode remembers, at most
 	// Settings.Gap.Memory. It is less for a while after gap mode came into force, or Memory was raised.
 	Remembered int `json:"remembered,omitempty"`
+	// Read is set where a home's rows are read on another server: there replication has to start, in that
+	// server's WAL, to bring all of the home's inputs above [Checkpoint.Published]. All else is the home's.
+	Read outbox.LSN `json:"read,omitempty"`
 }
 
-// Start is where replication has to start: at the oldest held event's commit record, or at Due. It never goes
-// back from a checkpoint to a newer one.
-func (p Checkpoint) Start() outbox.LSN {
+// Published is up to where all inputs are published, and need not be read again: before the oldest held
+// event's commit record, or Due. It never goes back from a checkpoint to a newer one.
+func (p Checkpoint) Published() outbox.LSN {
 	if len(p.Holds) == 0 {
 		return p.Due
 	}
 	return p.From
+}
+
+// Start is where replication has to start, in the WAL that is read. It never goes back either.
+func (p Checkpoint) Start() outbox.LSN {
+	if p.Read != 0 {
+		return p.Read
+	}
+	return p.Published()
+}
+
+// At is up to where the WAL was read for this checkpoint, to compare it with the server's end of WAL. Where a
+// home's rows are read on another server and events are held, it was read further.
+func (p Checkpoint) At() outbox.LSN {
+	if p.Read != 0 {
+		return p.Read
+	}
+	return p.Due
 }
 
 // Hold is a sequence of which a checkpoint holds events back. These are the sequence's events from Oldest to

@@ -114,12 +114,15 @@ const (
 // Commit is what is known when a transaction's commit record has been read. Its events came before it, one by
 // one.
 type Commit struct {
-	LSN      outbox.LSN // end LSN of the commit record
-	Start    outbox.LSN // where the commit record starts; see [Checkpoint.From]
-	Time     int64      // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
-	Kind     Kind       //
-	Settings Settings   // the new ones, for SettingsChange
-	Events   int        // number of events, for Events
+	LSN   outbox.LSN // end LSN of the commit record
+	Start outbox.LSN // where the commit record starts; see [Checkpoint.From]
+	// Read is the end LSN in the WAL that is read, where that is not the home's: LSN is the one at home then,
+	// and 0 for what is not of the home, and Start the end LSN less one. 0: this server is the home.
+	Read     outbox.LSN
+	Time     int64    // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
+	Kind     Kind     //
+	Settings Settings // the new ones, for SettingsChange
+	Events   int      // number of events, for Events
 }
 
 // CommitTime converts a commit timestamp, microseconds since 2000-01-01 00:00 UTC.

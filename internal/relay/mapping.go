@@ -63,7 +63,17 @@ type Mapping struct {
 	// OwnOnly: a transaction that was replicated from elsewhere, one with a replication origin, is no input.
 	// A record from before there was a choice says false, which is what was done.
 	OwnOnly bool `json:"own_only,omitempty"`
+
+	// Control is the table, schema.name, whose rows are ticks and changes of settings, in place of logical
+	// messages, which are not replicated; "": logical messages are.
+	Control string `json:"control,omitempty"`
+	// Subscription names the one whose transactions are inputs, with the position and the time that they had
+	// at home, and no others; "": this server is the home.
+	Subscription string `json:"subscription,omitempty"`
 }
+
+// Away reports whether a home's rows are read on another server.
+func (m Mapping) Away() bool { return m.Subscription != "" }
 
 // Keyed reports whether events have a seq_key: a column of their own, or actor and counter to make it from.
 func (m Mapping) Keyed() bool { return m.Key != "" || m.Actor != "" && m.Counter != "" }

@@ -16,6 +16,10 @@ const (
 	SettingsPrefix  = "outflow.settings"
 )
 
+// ControlColumns are the columns of the control table that are read: which outbox (schema.name) a row is for,
+// and what would be the prefix and the content of a logical message.
+var ControlColumns = [...]string{"outbox", "prefix", "content"}
+
 // Settings are the ordering settings. With the WAL they decide the order, so changes of them are in the WAL.
 // They are comparable with ==.
 type Settings struct {

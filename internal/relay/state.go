@@ -56,6 +56,9 @@ type PublicationIdentity struct {
 	// these files; "" if there is none. VACUUM FULL and TRUNCATE change it, and so do SET UNLOGGED and SET
 	// LOGGED: it shows that rows may have been hidden, not that they were.
 	Rewritten string `json:"rewritten,omitempty"`
+	// Subscription is the one that brings a home's rows, with the xmin of what it says of the outbox and of
+	// the control table; "" where this server is the home.
+	Subscription string `json:"subscription,omitempty"`
 
 	// Hidden says why rows that are written now do not reach the stream of changes; nil if they do.
 	Hidden *outbox.Fault `json:"-"`

@@ -15,6 +15,9 @@ type Config struct {
 	Table   string
 	Shard   relay.Shard // the part of the table that is published
 	ShardBy string      // the column that decides to which part a row belongs: the document's
+
+	Control      string // the control table, like Table; "": ticks and changes of settings are logical messages
+	Subscription string // the one whose transactions are read; "": those that were written here
 }
 
 // Target is where the configuration says that connections go.

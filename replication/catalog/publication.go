@@ -41,7 +41,11 @@ func CheckPublication(ctx context.Context, q Querier, version int, cfg Config,
 	if err != nil {
 		return id, err
 	}
-	return p.check(t, columns)
+	if id, err = p.check(t, columns); err != nil {
+		return id, err
+	}
+	err = checkCluster(ctx, q, version, cfg, &id)
+	return id, err
 }
 
 // publication is what the catalog says of a publication and a table's membership in it.

@@ -197,6 +197,40 @@ func (s *Setup) EnsureTable(ctx context.Context) (created bool, err error) {
 	return true, nil
 }
 
+// EnsureControl makes the control table if there is to be one and it does not exist, and reports whether it
+// did.
+func (s *Setup) EnsureControl(ctx context.Context) (created bool, err error) {
+	if s.cfg.Control == "" {
+		return false, nil
+	}
+	schema, name, err := SplitTable(s.cfg.Control)
+	if err != nil {
+		return false, err
+	}
+	table := pgx.Identifier{schema, name}
+	there, err := s.HasTable(ctx, table.Sanitize())
+	if err != nil {
+		return false, err
+	}
+	if there {
+		t, err := readControl(ctx, s.conn, s.cfg.Config)
+		if err != nil {
+			return false, err
+		}
+		return false, s.checkTableOwner(ctx, t)
+	}
+	if err = s.exec(ctx, createControl(table)); err != nil {
+		return false, s.explain("make table "+schema+"."+name, "the right to create tables in its schema",
+			err)
+	}
+	return true, nil
+}
+
+// Cluster is [ReadCluster] with its configuration.
+func (s *Setup) Cluster(ctx context.Context) (Cluster, error) {
+	return ReadCluster(ctx, s.conn, s.version, s.cfg.Config)
+}
+
 // EnsurePublication makes the publication if it does not exist, reports whether it did, and checks it in any
 // case. Rows that are hidden from it are a fault.
 func (s *Setup) EnsurePublication(ctx context.Context) (created bool, id relay.PublicationIdentity,

@@ -26,6 +26,12 @@ func Statements(cfg SetupConfig) ([]string, error) {
 	}
 	table := pgx.Identifier{schema, name}
 	all := append([]string{createTable(cfg, table)}, firstPartitions(cfg, schema, name, time.Now())...)
+	if cfg.Control != "" {
+		if schema, name, err = SplitTable(cfg.Control); err != nil {
+			return nil, err
+		}
+		all = append(all, createControl(pgx.Identifier{schema, name}))
+	}
 	return append(all, createPublication(cfg, table), slot), nil
 }
 
@@ -158,11 +164,16 @@ func createPublication(cfg SetupConfig, table pgx.Identifier) string {
 	if table == nil {
 		return fmt.Sprintf("CREATE PUBLICATION %s WITH (publish = 'insert')", postgres.Quote(cfg.Publication))
 	}
-	filter := ""
+	filter, control := "", ""
+	if cfg.Control != "" {
+		if schema, name, err := SplitTable(cfg.Control); err == nil { // else it was refused before
+			control = ", " + pgx.Identifier{schema, name}.Sanitize()
+		}
+	}
 	if condition := rowfilter.Condition(cfg.Shard, postgres.Quote(cfg.ShardBy)); condition != "" {
 		filter = " WHERE (" + condition + ")"
 	}
-	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s%s WITH (publish = 'insert', "+
+	return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s%s%s WITH (publish = 'insert', "+
 		"publish_via_partition_root = true)",
-		postgres.Quote(cfg.Publication), table.Sanitize(), filter)
+		postgres.Quote(cfg.Publication), table.Sanitize(), filter, control)
 }

@@ -2,10 +2,13 @@ package cli
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -19,6 +22,10 @@ func (a *App) configured(cmd *cobra.Command,
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := a.configure(args)
+		if name := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "); err == nil &&
+			!slices.Contains(away, name) {
+			err = wiring.NeedHome(cfg, "outflow "+name)
+		}
 		if err != nil {
 			return err
 		}
@@ -26,6 +33,10 @@ func (a *App) configured(cmd *cobra.Command,
 	}
 	return cmd
 }
+
+// away are the commands for a stream that is made of another cluster's rows. The others compare positions,
+// which are the home's, with this server's, or read the table, which has the rows of all clusters.
+var away = []string{"init", "run", "status", "config", "healthcheck", "tail", "support", "uninstall"}
 
 // checks are the rules about settings that config does not know.
 var checks = []config.Check{

@@ -64,6 +64,31 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"cluster.control", "cluster.id", "source", "shard"}, func(c Config) error {
+		switch {
+		case c.Cluster.Control == "":
+		case c.Cluster.ID == 0:
+			return usageFault("there is one database, "+c.describe("cluster.id")+", and nobody reads its "+
+				"rows elsewhere", "Set cluster.id, or leave cluster.control out")
+		case c.Source != relay.FromTable:
+			return usageFault(c.describe("source")+" brings logical messages, which are not replicated",
+				"Leave cluster.control out, or set source to table")
+		case !c.Shard.Whole():
+			return usageFault("the rows of a divided table can't be read on another cluster: "+
+				c.describe("shard"), "Leave cluster.control or shard out")
+		case sameTable(c.Cluster.Control, c.Table):
+			return usageFault("the outbox itself: "+c.describe("table"),
+				"Give the control table a name of its own")
+		}
+		return nil
+	}},
+	{[]string{"cluster.subscription", "cluster.control"}, func(c Config) error {
+		if c.Cluster.Subscription != "" && c.Cluster.Control == "" {
+			return usageFault("the home's ticks and settings come as rows of a control table, and there is none",
+				"Set cluster.control to what it is at home")
+		}
+		return nil
+	}},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+

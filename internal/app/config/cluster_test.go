@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,8 @@ func TestAClusterPublishesItsOwnRowsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Cluster{2, 3, 10 * time.Second}); c.Cluster != want || c.Replication.Origin != OriginOwn ||
+	want := Cluster{ID: 2, Count: 3, MaximumDelay: 10 * time.Second}
+	if c.Cluster != want || c.Replication.Origin != OriginOwn ||
 		!c.Replication.Explicit {
 		t.Errorf("%+v, %+v", c.Cluster, c.Replication)
 	}
@@ -34,6 +36,38 @@ func TestAClusterPublishesItsOwnRowsAlone(t *testing.T) {
 		if _, err := Load(refused.args, nil); outbox.ClassOf(err) != outbox.Usage ||
 			!strings.Contains(err.Error(), refused.says) {
 			t.Errorf("%v: %v", refused.args, err)
+		}
+	}
+}
+
+// What can't be read on another cluster as it is at home is refused.
+func TestRowsThatCannotBeReadElsewhereAreRefused(t *testing.T) {
+	t.Parallel()
+	home := Args{"cluster.id": "1", "cluster.control": "outflow_control"}
+	if c, err := Load(home, nil); err != nil || c.Cluster.Control != "outflow_control" {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
+	away := maps.Clone(home)
+	away["cluster.subscription"] = "from_2"
+	if c, err := Load(away, nil); err != nil || c.Cluster.Subscription != "from_2" {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
+	for _, refused := range []struct {
+		change Args
+		says   string
+	}{
+		{Args{"cluster.id": "0"}, "Set cluster.id"},
+		{Args{"source": "both"}, "not replicated"},
+		{Args{"shard": "0/2"}, "divided"},
+		{Args{"cluster.control": "public.outbox"}, "name of its own"},
+		{Args{"cluster.control": "", "cluster.subscription": "from_2"}, "what it is at home"},
+		{Args{"cluster.control": "a.b.c"}, "schema.name"},
+	} {
+		args := maps.Clone(home)
+		maps.Copy(args, refused.change)
+		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
+			!strings.Contains(err.Error(), refused.says) {
+			t.Errorf("%v: %v", refused.change, err)
 		}
 	}
 }

@@ -72,6 +72,8 @@ type Cluster struct {
 	ID           int // from 1 on; 0: there is one database
 	Count        int // 0: not said
 	MaximumDelay time.Duration
+	Control      string // a table's name; "": ticks and changes of settings are logical messages
+	Subscription string // what it brings is published; "": what is written here
 }
 
 // NATS says how NATS is reached. At most one way to authenticate is set.

@@ -38,6 +38,19 @@ func tableName(s string) bool {
 	return identifier(schema) && identifier(name) && !strings.Contains(name, ".")
 }
 
+func emptyOrTable(s string) bool { return s == "" || tableName(s) }
+
+// sameTable reports whether two names are of one table: one without a schema is of public.
+func sameTable(a, b string) bool {
+	qualified := func(name string) string {
+		if !strings.Contains(name, ".") {
+			return "public." + name
+		}
+		return name
+	}
+	return qualified(a) == qualified(b)
+}
+
 func slotName(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c != '_' && (!asciiAlnum(c) || c >= 'A' && c <= 'Z') {

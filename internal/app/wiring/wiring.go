@@ -36,7 +36,8 @@ import (
 // Layout is the configuration applied to the table as it is: which column is what.
 type Layout struct {
 	config.Resolved
-	Table  catalog.Table
+	Table catalog.Table
+	catalog.Cluster
 	Binary bool // every type that is read has a binary reader
 }
 
@@ -99,6 +100,7 @@ func (w Where) String() string {
 // ReadsTable reads a table's description.
 type ReadsTable interface {
 	Table(ctx context.Context) (catalog.Table, error)
+	Cluster(ctx context.Context) (catalog.Cluster, error)
 }
 
 // Apply reads the table, if there is one, and applies the configuration to it.
@@ -110,7 +112,11 @@ func Apply(ctx context.Context, cfg config.Config, from ReadsTable) (*Layout, er
 	if err != nil {
 		return nil, err
 	}
-	return ApplyTo(cfg, t)
+	l, err := ApplyTo(cfg, t)
+	if err == nil {
+		l.Cluster, err = from.Cluster(ctx)
+	}
+	return l, err
 }
 
 // NeedTable refuses what there has to be a table for.
@@ -124,6 +130,20 @@ func NeedTable(cfg config.Config, what string) error {
 			what),
 		Hint: "What is in the stream can be read again from the stream. What is neither there nor in " +
 			"the WAL any more is nowhere",
+	}
+}
+
+// NeedHome refuses what reads the table where it has rows of several clusters: it does not tell whose a row
+// is.
+func NeedHome(cfg config.Config, what string) error {
+	if cfg.Cluster.Subscription == "" {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "subscription",
+		Message: fmt.Sprintf("%s is not for a stream of another cluster's rows (cluster.subscription is %q): "+
+			"the table does not say whose a row is", what, cfg.Cluster.Subscription),
+		Hint: "Run it at home, for the home's own stream",
 	}
 }
 
@@ -142,11 +162,19 @@ func ApplyTo(cfg config.Config, t catalog.Table) (*Layout, error) {
 		return nil, err
 	}
 	l := &Layout{Resolved: r, Table: t, Binary: true}
-	l.Mapping.OwnOnly = cfg.Replication.Origin == config.OriginOwn
+	l.Mapping.Subscription = cfg.Cluster.Subscription
+	l.Mapping.OwnOnly = cfg.Replication.Origin == config.OriginOwn && !l.Mapping.Away()
 	if !cfg.Source.Rows() {
 		return l, nil
 	}
 	l.Mapping.Table = t.Schema + "." + t.Name
+	if cfg.Cluster.Control != "" {
+		schema, name, err := catalog.SplitTable(cfg.Cluster.Control)
+		if err != nil {
+			return nil, err
+		}
+		l.Mapping.Control = schema + "." + name
+	}
 	for _, name := range l.Columns() {
 		if c, ok := t.Column(name); ok && !decoder.BinaryReadable(c.TypeOID) {
 			l.Binary = false
@@ -186,6 +214,7 @@ func Catalog(cfg config.Config) catalog.Config {
 	c := catalog.Config{URL: cfg.Postgres.URL, Slot: cfg.Slot, Publication: cfg.Publication}
 	if cfg.Source.Rows() {
 		c.Table, c.Shard, c.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
+		c.Control, c.Subscription = cfg.Cluster.Control, cfg.Cluster.Subscription
 	}
 	return c
 }
@@ -309,7 +338,7 @@ func (l *Layout) field(column string) (sink.Field, bool) {
 func Decoder(cfg config.Config, l *Layout) decoder.Config {
 	dc := decoder.Config{
 		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot,
-		MaxPayload: cfg.Sink.MaxPayload,
+		MaxPayload: cfg.Sink.MaxPayload, Control: l.Cluster.Control, Origin: l.Cluster.Origin,
 	}
 	if !cfg.Source.Rows() {
 		dc.Unread = cfg.Table
@@ -531,6 +560,10 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	if err != nil {
 		return nil, err
 	}
+	var writer pipeline.Writer = o.writer
+	if now.Mapping.Away() {
+		writer = nil // the home writes ticks and settings
+	}
 	publishing := new(publishing)
 	return &pipeline.Conns{
 		Observer:  observer,
@@ -544,7 +577,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 			}
 			return o.jetStream(conn, publishing, now), store, nil
 		},
-		Writer:     o.writer,
+		Writer:     writer,
 		Checkpoint: Checkpoint(o.cfg, now),
 		Decoder:    Decoder(o.cfg, now),
 		Binary:     now.Binary,
@@ -670,7 +703,7 @@ func ReadLayout(ctx context.Context, cfg config.Config) (*Layout, error) {
 
 // same reports whether two layouts read the same columns in the same way.
 func (l *Layout) same(o *Layout) bool {
-	return l.Table.OID == o.Table.OID && l.Mapping == o.Mapping && l.ID == o.ID &&
+	return l.Table.OID == o.Table.OID && l.Cluster == o.Cluster && l.Mapping == o.Mapping && l.ID == o.ID &&
 		slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
 }
 

@@ -179,7 +179,7 @@ var recordChecks = []check{
 		about: func(f *Facts) bool { return f.newest() != nil && f.hasSlot() && f.slot().Active },
 		run: func(f *Facts, r *reporter) {
 			p := f.newest()
-			age, behind := f.Now.Sub(p.Since), int64(f.Identity.WALEnd)-int64(p.Due)
+			age, behind := f.Now.Sub(p.Since), int64(f.Identity.WALEnd)-int64(p.At())
 			if age > oldPlace && behind > oldWAL {
 				r.find("record_old", "the newest recorded checkpoint is %v old and %s of WAL behind, although "+
 					"slot %s "+

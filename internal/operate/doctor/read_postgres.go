@@ -438,6 +438,14 @@ func (t tableReader) Table(ctx context.Context) (catalog.Table, error) {
 	return catalog.ReadTable(ctx, t.q, t.r.f.Config.Table)
 }
 
+func (t tableReader) Cluster(ctx context.Context) (catalog.Cluster, error) {
+	c, err := catalog.ReadCluster(ctx, t.q, t.r.f.Postgres.Number, wiring.Catalog(t.r.f.Config))
+	if f := outbox.FaultOf(err); f != nil && f.Code == "control_table" && (t.r.o.BeforeInit || t.r.nothing()) {
+		return c, nil // init makes it
+	}
+	return c, err
+}
+
 // settingNames are the settings that checks look at.
 var settingNames = []string{
 	"wal_level", "max_replication_slots", "max_wal_senders", "max_connections",

@@ -30,6 +30,15 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 			Hint: "Give the other table a slot, a publication and a stream of its own",
 		}
 	}
+	if new := s.layout.Mapping; old.Away() || new.Away() {
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: "subscription",
+			Message: fmt.Sprintf("slot %s reads subscription %q, the configuration says %q: that, and the "+
+				"columns of a stream of another cluster's rows, can't be changed", s.cfg.Slot,
+				old.Subscription, new.Subscription),
+			Hint: "Give it a slot and a stream of its own",
+		}
+	}
 	before, err := s.readEarlier(ctx, old)
 	if err != nil {
 		return err

@@ -172,10 +172,13 @@ func (s *setup) open(ctx context.Context) (err error) {
 
 // table makes the table, if one is needed and missing, and applies the configuration to it.
 func (s *setup) table(ctx context.Context) error {
-	created := false
+	created, control := false, false
 	layout, err := func() (_ *wiring.Layout, err error) {
 		if s.cfg.Source.Rows() {
 			if created, err = s.pg.EnsureTable(ctx); err != nil {
+				return nil, err
+			}
+			if control, err = s.pg.EnsureControl(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -192,6 +195,9 @@ func (s *setup) table(ctx context.Context) error {
 	s.pg.SetColumns(layout.Needed())
 	if s.cfg.Source.Rows() {
 		s.reportMade(created, parts.Table, s.cfg.Table)
+		if s.cfg.Cluster.Control != "" {
+			s.reportMade(control, parts.Table, s.cfg.Cluster.Control)
+		}
 		s.rows = !created
 		return s.notes(ctx)
 	}
@@ -348,8 +354,12 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if !s.layout.Mapping.Keyed() {
 		settings = settings.Unkeyed()
 	}
+	place, read := start, outbox.LSN(0)
+	if s.layout.Mapping.Away() { // all that the slot brings of the home comes behind
+		place, read = 1, start
+	}
 	first.Checkpoints = []checkpoint.StoredCheckpoint{{
-		Checkpoint: relay.Checkpoint{Due: start, Seq: first.Base, Settings: settings,
+		Checkpoint: relay.Checkpoint{Due: place, Read: read, Seq: first.Base, Settings: settings,
 			Timeline: r.Server.History.At(start)},
 		Since: time.Now().UTC(),
 	}}

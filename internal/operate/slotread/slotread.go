@@ -55,7 +55,7 @@ func Order(
 	result func(*decoder.Result) error, window func(*reorder.Window) error,
 ) (events int, bytes int64, err error) {
 	buf := reorder.New(reorder.Config{
-		Settings: from.Settings, Start: from.Start(), Due: from.Due, PublishedAhead: from.PublishedAhead,
+		Settings: from.Settings, Start: from.Published(), Due: from.Due, PublishedAhead: from.PublishedAhead,
 		Holds: from.Holds, Remembered: from.Remembered, Recent: recent,
 		Unkeyed: !l.Mapping.Keyed(),
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,

@@ -11,7 +11,12 @@ import (
 )
 
 // allowed refuses a configuration without a table to take a snapshot of.
-func allowed(cfg config.Config) error { return wiring.NeedTable(cfg, "a snapshot") }
+func allowed(cfg config.Config) error {
+	if err := wiring.NeedHome(cfg, "a snapshot"); err != nil {
+		return err
+	}
+	return wiring.NeedTable(cfg, "a snapshot")
+}
 
 func refuse(code, hint, format string, args ...any) error {
 	return &outbox.Fault{Class: outbox.Fatal, Code: code, Message: fmt.Sprintf(format, args...), Hint: hint}

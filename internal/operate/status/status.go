@@ -229,7 +229,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	if s.record != nil && len(s.record.Checkpoints) > 0 {
 		newest := s.record.Checkpoints[len(s.record.Checkpoints)-1]
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
-		rep.LagBytes = outbox.Distance(newest.Due, max(newest.Due, read.Postgres.WALEnd))
+		rep.LagBytes = outbox.Distance(newest.At(), max(newest.At(), read.Postgres.WALEnd))
 	}
 	problem := s.failed
 	if problem == nil {

@@ -1,0 +1,134 @@
+package checkpoint
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// awayReadings are those of a healthy set-up whose rows are another server's: positions there are far beyond
+// this server's WAL.
+func awayReadings() (Config, Readings) {
+	r, c := readings(), config
+	c.Mapping.Control, c.Mapping.Subscription = "public.outflow_control", "home"
+	r.Record.Mapping = c.Mapping
+	r.Record.Publication.Subscription = "pg_16500,1,2"
+	r.Publication.Subscription = "pg_16500,1,2"
+	for i := range r.Record.Checkpoints {
+		p := &r.Record.Checkpoints[i]
+		p.Read, p.Due = p.Due, p.Due+0xA0000
+	}
+	r.Stream.Newest = &outbox.Header{Pos: outbox.Position{LSN: 0xA2F00, Index: 2}, N: 2, Of: 3, Due: 0xA3000,
+		Thru: 0xA3000, Timeline: 1}
+	return c, r
+}
+
+// TestAHomesPositionsAreNotComparedWithThisServers: slot, end of WAL and timelines speak of the server that
+// is read, places and messages of the home.
+func TestAHomesPositionsAreNotComparedWithThisServers(t *testing.T) {
+	t.Parallel()
+	c, r := awayReadings()
+	doc, err := r.Record.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Record, err = Decode(doc); err != nil {
+		t.Fatal(err)
+	}
+	start, err := Resolve(c, r)
+	if err != nil || start.Checkpoint.Start() != 0x2000 || start.Checkpoint.Published() != 0xA2000 {
+		t.Errorf("%+v, %v", start.Checkpoint, err)
+	}
+	for _, wrong := range []struct {
+		code   string
+		change func(r *Readings)
+	}{
+		{"slot_ahead", func(r *Readings) { r.Slot.Confirmed = 0x3001 }},
+		{"server_behind", func(r *Readings) { r.Server.WALEnd = 0x2FFF }},
+		{"timeline_lost", func(r *Readings) { r.Server.History = promoted(0x2FFF) }},
+		{CodePublication, func(r *Readings) { r.Publication.Subscription = "pg_16500,1,3" }},
+		{CodePublication, func(r *Readings) { r.Publication.Hidden = &outbox.Fault{Message: "is to skip"} }},
+		{"mapping_changed", func(r *Readings) {
+			rec := *r.Record
+			rec.Mapping.Subscription = "other"
+			r.Record = &rec
+		}},
+	} {
+		_, r := awayReadings()
+		wrong.change(&r)
+		_, err := Resolve(c, r)
+		if f := outbox.FaultOf(err); f == nil || f.Code != wrong.code {
+			t.Errorf("%s: %v", wrong.code, err)
+		} else if f.Class == outbox.Gap && strings.Contains(f.Hint, "outflow repair") {
+			t.Errorf("%s: there is no repair for it: %s", wrong.code, f.Hint)
+		}
+	}
+	if _, r := awayReadings(); r.Server.History.Timeline == 1 {
+		r.Server.History = promoted(0x3000)
+		if _, err := Resolve(c, r); err != nil {
+			t.Errorf("a promotion behind all that was read: %v", err)
+		}
+	}
+}
+
+// TestARecordOfAnothersRowsSaysWhereTheyAre: places without it, or with it at home, are no record.
+func TestARecordOfAnothersRowsSaysWhereTheyAre(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]func(r *Record){
+		"no place here":     func(r *Record) { r.Checkpoints[1].Read = 0 },
+		"at home":           func(r *Record) { r.Mapping.Subscription, r.Publication.Subscription = "", "" },
+		"no control table":  func(r *Record) { r.Mapping.Control = "" },
+		"own ones as well":  func(r *Record) { r.Mapping.OwnOnly = true },
+		"back at home":      func(r *Record) { r.Checkpoints[1].Due = r.Checkpoints[0].Due - 1 },
+		"back here":         func(r *Record) { r.Checkpoints[1].Read = r.Checkpoints[0].Read - 1 },
+		"no subscription":   func(r *Record) { r.Mapping.Subscription = "" },
+		"an older document": nil,
+	} {
+		_, r := awayReadings()
+		if change == nil {
+			doc, err := r.Record.Encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			doc = []byte(strings.Replace(string(doc), `"v":7`, `"v":6`, 1))
+			if _, err := Decode(doc); err == nil {
+				t.Errorf("%s is accepted", what)
+			}
+			continue
+		}
+		change(r.Record)
+		if _, err := r.Record.Encode(); err == nil {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+}
+
+// TestASilentHomeKeepsNoWAL: while nothing comes from the home, what else this server writes is confirmed.
+func TestASilentHomeKeepsNoWAL(t *testing.T) {
+	t.Parallel()
+	p := at(0xA1000, 5, time.Hour)
+	p.Read = 0x1000
+	k := track(t, func(s *Start) {
+		s.Checkpoint, s.Checkpoints = p.Checkpoint, []StoredCheckpoint{p}
+	})
+	silent := func(read outbox.LSN) bool {
+		return k.Keepalive(relay.Checkpoint{Due: 0xA1000, Read: read, Settings: settings, Timeline: 1})
+	}
+	if silent(0x1000) || !silent(0x2000) || !silent(0x3000) {
+		t.Error("a place that goes on here alone does not count, or one that goes on nowhere does")
+	}
+	u := k.BeginSave(k.now)
+	_, r := awayReadings()
+	r.Record.Checkpoints = u.Checkpoints
+	if _, err := r.Record.Encode(); err != nil {
+		t.Fatal(err)
+	}
+	k.Saved(k.now)
+	k.now = k.now.Add(time.Hour)
+	if lsn := k.Confirmable(k.now); lsn != 0x3000 {
+		t.Errorf("confirmed up to %v", lsn)
+	}
+}

@@ -1,0 +1,138 @@
+package decoder
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+const controlOID = 16399
+
+var controlColumnsOf = []col{{"id", oidUUID}, {"outbox", oidText}, {"prefix", oidText}, {"content", oidText}}
+
+// homeConfig is that of a home with a control table, awayConfig that of whoever reads its rows elsewhere.
+func homeConfig() Config {
+	cfg := config
+	cfg.Mapping.OwnOnly, cfg.Mapping.Control, cfg.Control = true, "public.outflow_control", controlOID
+	return cfg
+}
+
+func awayConfig() Config {
+	cfg := homeConfig()
+	cfg.Slot = "reader"
+	cfg.Mapping.OwnOnly, cfg.Mapping.Subscription, cfg.Origin = false, "home", "pg_16500"
+	return cfg
+}
+
+func originAt(lsn outbox.LSN, name string) []byte {
+	return cstring(be.AppendUint64([]byte{'O'}, uint64(lsn)), name)
+}
+
+func controlRow(outbox, prefix, content string) []byte {
+	return insert(controlOID, txt("7f0c6b1e-0c39-4f1e-9a53-1d5c2b8e4a10"), txt(outbox), txt(prefix),
+		bin(content))
+}
+
+// TestAHomesTransactionsAreInputsAsTheyAreAtHome: of what is read on another server only the home's
+// transactions are inputs, with the position that they have at home, and control rows as at home.
+func TestAHomesTransactionsAreInputsAsTheyAreAtHome(t *testing.T) {
+	t.Parallel()
+	settings := relay.Settings{Horizon: 1000, MaxEvents: 5, MaxBytes: 1 << 20}
+	inputs := func(n int) [][]byte {
+		switch n {
+		case 0:
+			return [][]byte{row("1", "[]"), controlRow("public.outbox", relay.HeartbeatPrefix, ""), row("2", "[]")}
+		case 1:
+			return [][]byte{controlRow("public.outbox", relay.HeartbeatPrefix, "")}
+		case 2:
+			return [][]byte{controlRow("public.outbox", relay.SettingsPrefix, settings.Content("outflow"))}
+		case 3: // of another outbox, of an unknown kind, and what is not replicated
+			return [][]byte{controlRow("public.other", relay.HeartbeatPrefix, ""),
+				controlRow("public.outbox", "outflow.other", ""), logical(1, relay.HeartbeatPrefix, "")}
+		}
+		return [][]byte{row("3", "[]")}
+	}
+	const n = 5
+	begins := [][]byte{relation(tableOID, columns...), relation(controlOID, controlColumnsOf...)}
+	var home, away [][]byte
+	for i := range n {
+		lsn, there := outbox.LSN(0x100*(i+1)), outbox.LSN(0x9000+0x1000*i)
+		tx := func(all [][]byte, start outbox.LSN, from []byte) [][]byte {
+			if all = append(all, begin(start)); from != nil {
+				all = append(all, from)
+			}
+			if len(all) < 3 {
+				all = append(all, begins...)
+			}
+			return append(append(all, inputs(i)...), commit(start, start+0x30, int64(i)))
+		}
+		home = tx(home, lsn, nil)
+		away = tx(away, there, originAt(lsn+0x30, "pg_16500"))
+		away = tx(away, there+0x100, nil) // written there
+		away = tx(away, there+0x200, originAt(lsn+0x31, "pg_16501"))
+	}
+	want, err := decodeAll(homeConfig(), home...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeAll(awayConfig(), away...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mine []Result
+	for _, r := range got {
+		if r.Kind == Commit {
+			if r.Commit.Read == 0 {
+				t.Errorf("commit %v does not say where it was read", r.Commit.LSN)
+			}
+			if r.Commit.LSN == 0 {
+				if r.Commit.Kind != relay.NoInput {
+					t.Errorf("a transaction of another origin is an input: %+v", r.Commit)
+				}
+				continue
+			}
+			if r.Commit.Start != r.Commit.LSN-1 {
+				t.Errorf("commit %v starts at %v", r.Commit.LSN, r.Commit.Start)
+			}
+		}
+		mine = append(mine, r)
+	}
+	clean := func(all []Result) (text []string) {
+		for _, r := range all {
+			r.Commit.Read, r.Commit.Start = 0, 0
+			text = append(text, fmt.Sprintf("%+v", r))
+		}
+		return text
+	}
+	if a, b := strings.Join(clean(mine), "\n"), strings.Join(clean(want), "\n"); a != b {
+		t.Errorf("elsewhere:\n%s\nat home:\n%s", a, b)
+	}
+	var kinds []relay.Kind
+	for _, c := range commits(want) {
+		kinds = append(kinds, c.Kind)
+	}
+	if s := fmt.Sprint(kinds); s != fmt.Sprint([]relay.Kind{relay.Events, relay.Heartbeat,
+		relay.SettingsChange, relay.NoInput, relay.Events}) {
+		t.Errorf("at home: %v", s)
+	}
+}
+
+// TestAHomesPositionsMustRise: what would make one event two, or hide one, ends the session.
+func TestAHomesPositionsMustRise(t *testing.T) {
+	t.Parallel()
+	for _, second := range []outbox.LSN{0x130, 0x120, 0} {
+		_, err := decodeAll(awayConfig(), begin(0x9000), originAt(0x130, "pg_16500"), commit(0x9000, 0x9030, 1),
+			begin(0x9100), originAt(second, "pg_16500"), commit(0x9100, 0x9130, 1))
+		if err == nil || !strings.Contains(err.Error(), "end LSN at home") {
+			t.Errorf("%v after 0/130: %v", second, err)
+		}
+	}
+	if results, err := decodeAll(awayConfig(), begin(0x9000), relation(controlOID, controlColumnsOf...),
+		commit(0x9000, 0x9030, 1), begin(0x9100), originAt(0x130, "pg_16500"),
+		insert(controlOID, txt("public.outbox")), commit(0x9100, 0x9130, 1)); err == nil {
+		t.Errorf("a control row of another width: %v", results)
+	}
+}

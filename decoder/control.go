@@ -1,0 +1,79 @@
+package decoder
+
+import "github.com/outflowhq/outflow/internal/relay"
+
+// The columns of the control table that are read. All are text, which is the same bytes in both forms.
+const (
+	controlOutbox = iota
+	controlPrefix
+	controlContent
+	controlColumns
+)
+
+// controlPlan says at which places in a tuple of the control table the columns are that are read; none where
+// the table has no such column.
+type controlPlan struct {
+	width  int
+	places [controlColumns]int
+}
+
+// controlRelation reads the description of the control table.
+func (d *Decoder) controlRelation(m *reader, n int) error {
+	p := &controlPlan{width: n, places: [...]int{none, none, none}}
+	for i := range n {
+		name, _ := attributeOf(m)
+		for k, want := range relay.ControlColumns {
+			if string(name) == want {
+				p.places[k] = i
+			}
+		}
+	}
+	d.control = p
+	return d.end(m)
+}
+
+// controlRow reads what stands in a row of the control table in place of a logical message. A row of another
+// outbox, or with a prefix that is not known, is nothing.
+func (d *Decoder) controlRow(m *reader, r *Result) error {
+	p, n := d.control, int(m.u16())
+	switch {
+	case m.short:
+		return nil
+	case p == nil:
+		return d.protocol(m, "a row of the control table before its Relation message")
+	case n != p.width:
+		return d.protocol(m, "%d columns where the Relation message had %d", n, p.width)
+	}
+	var values [controlColumns][]byte
+	for i := range n {
+		kind, start := m.u8(), m.off
+		switch kind {
+		case kindText, kindBinary:
+			size := m.u32()
+			start = m.skip(size)
+		case kindNull:
+		default:
+			if !m.short {
+				return d.protocol(m, "column %d is of the unknown kind %q", i+1, kind)
+			}
+		}
+		if m.short {
+			return nil
+		}
+		for k, place := range p.places {
+			if place == i {
+				values[k] = m.b[start:m.off]
+			}
+		}
+	}
+	if err := d.end(m); err != nil || string(values[controlOutbox]) != d.cfg.Mapping.Table {
+		return err
+	}
+	switch string(values[controlPrefix]) {
+	case relay.HeartbeatPrefix:
+		d.tx.tick = true
+	case relay.SettingsPrefix:
+		r.Malformed = d.settings(values[controlContent])
+	}
+	return nil
+}

@@ -1,0 +1,95 @@
+package clusters
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+)
+
+// TestASilentHomeKeepsNoWALElsewhere: what another cluster writes itself is confirmed while the home whose
+// rows are read there is silent, and nothing is lost when it goes on.
+func TestASilentHomeKeepsNoWALElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, major := range awayMajors(t) {
+		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
+			natsURL := natstest.Server(t).URL()
+			all, _ := mesh(t, major, 2, natsURL)
+			home, away := all[0], all[1]
+			o := reader(t, all, 1, 0, natsURL)
+			js := harness.JetStream(t, natsURL)
+			home.o.Start()
+			o.Start()
+			const each = 50
+			for round := range 3 {
+				harness.Exec(t, home.conn, harness.InsertNumbered, round*each+1, (round+1)*each)
+				harness.AwaitMessages(t, js, o.Stream, (round+1)*each)
+				harness.Exec(t, away.conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT "+
+					"'of another', 'b', $1 * 1000 + n, '{}' FROM generate_series(1, 200) n", round)
+				o.AwaitConfirmed(away.conn, harness.WALEnd(t, away.conn))
+				if round == 1 {
+					o.Kill()
+					o.Start()
+				}
+			}
+			harness.AwaitMessages(t, js, home.o.Stream, 3*each)
+			sameBytes(t, o.Stream, harness.Messages(t, js, o.Stream), harness.Messages(t, js, home.o.Stream))
+		})
+	}
+}
+
+// TestASubscriptionThatHidesRowsIsRefused: whatever lets rows of the home be missing on another cluster, or
+// come with positions that are not theirs, ends init or run.
+func TestASubscriptionThatHidesRowsIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, major := range awayMajors(t) {
+		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
+			natsURL := natstest.Server(t).URL()
+			all, _ := mesh(t, major, 2, natsURL)
+			home, away := all[0], all[1]
+			o := harness.New(t, away.url, natsURL, "reader", clusterSettings(1, 2)...)
+			o.UseStream("READER")
+			alter := func(sql string, args ...any) {
+				t.Helper()
+				harness.Exec(t, away.conn, "ALTER SUBSCRIPTION from_1 "+fmt.Sprintf(sql, args...))
+			}
+
+			o.Set("CLUSTER_SUBSCRIPTION=nobody")
+			o.MustFail(3, []string{"init"}, `no subscription "nobody"`)
+			o.Set("CLUSTER_SUBSCRIPTION=from_1")
+			alter("SET (origin = any)")
+			o.MustFail(3, []string{"init"}, "origin = any", "origin = none")
+			alter("SET (origin = none)")
+			alter("SKIP (lsn = '0/1')")
+			o.MustFail(3, []string{"init"}, "is to skip the transaction")
+			alter("SKIP (lsn = NONE)")
+			harness.Exec(t, home.conn, "ALTER PUBLICATION replicated DROP TABLE outflow_control")
+			alter("REFRESH PUBLICATION")
+			o.MustFail(3, []string{"init"}, "does not bring table public.outflow_control")
+			harness.Exec(t, home.conn, "ALTER PUBLICATION replicated ADD TABLE outflow_control")
+			alter("REFRESH PUBLICATION WITH (copy_data = false)")
+			o.Init()
+			o.MustFail(3, []string{"init", "--snapshot"}, "Run it at home")
+			for _, command := range []string{"repair", "drain", "partition plan", "archive run", "inspect"} {
+				o.MustFail(3, strings.Fields(command), "outflow "+command, "Run it at home")
+			}
+
+			home.o.Start()
+			o.Start()
+			harness.Exec(t, home.conn, harness.InsertNumbered, 1, 10)
+			harness.AwaitMessages(t, harness.JetStream(t, natsURL), "READER", 10)
+			// Out of it and back again: what was written in between would be missing.
+			harness.Exec(t, home.conn, "ALTER PUBLICATION replicated DROP TABLE outbox")
+			alter("REFRESH PUBLICATION")
+			harness.Exec(t, home.conn, "ALTER PUBLICATION replicated ADD TABLE outbox")
+			alter("REFRESH PUBLICATION WITH (copy_data = false)")
+			harness.Exec(t, home.conn, harness.InsertNumbered, 11, 20)
+			if code := o.Wait(); code != 4 {
+				t.Fatalf("outflow run ended with code %d", code)
+			}
+			o.MustContain("outflow run", o.Said(), "publication_changed", "does not say which of its rows")
+		})
+	}
+}

@@ -1,0 +1,9 @@
+package clusters
+
+import (
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }

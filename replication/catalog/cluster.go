@@ -1,0 +1,198 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// minAwayVersion is the oldest server on which a home's rows are read: subscriptions have origin = none from
+// there on.
+const minAwayVersion = 160000
+
+// Cluster is what the catalog says of Config.Control and Config.Subscription; zero where there is neither.
+type Cluster struct {
+	Control uint32 // OID of the control table
+	Origin  string // the replication origin of the subscription's transactions
+}
+
+// ReadCluster reads it. What does not exist is a fault.
+func ReadCluster(ctx context.Context, q Querier, version int, cfg Config) (c Cluster, err error) {
+	if cfg.Control != "" {
+		t, err := readControl(ctx, q, cfg)
+		if err != nil {
+			return c, err
+		}
+		c.Control = t.OID
+	}
+	if cfg.Subscription != "" {
+		s, err := readSubscription(ctx, q, version, cfg)
+		if err != nil {
+			return c, err
+		}
+		c.Origin = s.origin()
+	}
+	return c, nil
+}
+
+// readControl reads the control table, and refuses one whose rows can't be read as such.
+func readControl(ctx context.Context, q Querier, cfg Config) (Table, error) {
+	t, err := ReadTable(ctx, q, cfg.Control)
+	if f := outbox.FaultOf(err); f != nil && f.Code == "table_missing" {
+		return t, postgres.Fatal(nil, "control_table", "Run `outflow init`, which makes it, or set "+
+			"cluster.control to its name", "control table %s does not exist", cfg.Control)
+	}
+	if err != nil {
+		return t, err
+	}
+	for _, name := range relay.ControlColumns {
+		if c, ok := t.Column(name); !ok || c.TypeName != "text" {
+			return t, postgres.Fatal(nil, "control_table", "Set cluster.control to a table that is not there "+
+				"yet, and run `outflow init`: it makes one",
+				"table %s, which cluster.control names, has no column %q of type text", cfg.Control, name)
+		}
+	}
+	return t, nil
+}
+
+// createControl makes the control table. The key is for subscribers, to find the row that is deleted.
+func createControl(table pgx.Identifier) string {
+	return fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s (
+  "id" uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+  "outbox" text NOT NULL,
+  "prefix" text NOT NULL,
+  "content" text NOT NULL
+)`, table.Sanitize())
+}
+
+// subscription is a row of pg_subscription, and what it says of the two tables.
+type subscription struct {
+	oid              uint32
+	filter, twoPhase string
+	skip             string // the transaction that is to be skipped; 0/0: none
+	tables           []subscribed
+}
+
+// subscribed is a row of pg_subscription_rel; state is "" where there is none.
+type subscribed struct {
+	name, state, xmin string
+}
+
+func (s *subscription) origin() string { return fmt.Sprintf("pg_%d", s.oid) }
+
+func readSubscription(ctx context.Context, q Querier, version int, cfg Config) (s subscription, err error) {
+	if version < minAwayVersion {
+		return s, postgres.Fatal(nil, "subscription", "Use PostgreSQL 16 or newer for all clusters",
+			"the server is PostgreSQL %d: subscriptions have origin = none from 16 on, and without it a "+
+				"transaction may have gone through another cluster", version/10000)
+	}
+	err = q.QueryRow(ctx, `SELECT s.oid, s.suborigin, s.subskiplsn::text, s.subtwophasestate::text
+		FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid
+		WHERE d.datname = current_database() AND s.subname = $1`, cfg.Subscription).Scan(&s.oid, &s.filter,
+		&s.skip, &s.twoPhase)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return s, postgres.Fatal(nil, "subscription", "Set cluster.subscription to the one that brings the "+
+			"home's rows. If it was dropped, what it brings from now on is another stream: see docs/clusters.md",
+			"this database has no subscription %q", cfg.Subscription)
+	}
+	if err != nil {
+		return s, fmt.Errorf("read subscription %s: %w", cfg.Subscription, err)
+	}
+	for _, name := range []string{cfg.Table, cfg.Control} {
+		t, err := ReadTable(ctx, q, name)
+		if err != nil {
+			return s, err
+		}
+		r := subscribed{name: t.Schema + "." + t.Name}
+		err = q.QueryRow(ctx, `SELECT srsubstate::text, xmin::text FROM pg_subscription_rel
+			WHERE srsubid = $1 AND srrelid = $2`, s.oid, t.OID).Scan(&r.state, &r.xmin)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return s, fmt.Errorf("read subscription %s: %w", cfg.Subscription, err)
+		}
+		s.tables = append(s.tables, r)
+	}
+	return s, nil
+}
+
+// check says why rows of the home may be missing among what the subscription brings; nil if none are.
+func (s *subscription) check(name string) *outbox.Fault {
+	fault := func(hint, format string, args ...any) *outbox.Fault {
+		return postgres.Fatal(nil, "subscription", hint, "subscription %q %s", name, fmt.Sprintf(format,
+			args...))
+	}
+	alter := "ALTER SUBSCRIPTION " + postgres.Quote(name)
+	switch {
+	case s.filter != "none":
+		return fault(alter+" SET (origin = none), with a subscription from each cluster to each of the others",
+			"has origin = %s: it brings transactions of other clusters as well, with positions that are not "+
+				"their homes'", s.filter)
+	case s.twoPhase != "d":
+		return fault("Make it without two_phase: what is prepared then comes when it is committed",
+			"has two_phase set")
+	case s.skip != "0/0":
+		return fault(alter+" SKIP (lsn = NONE), and mend the conflict instead",
+			"is to skip the transaction that ends at %s: its rows would be missing", s.skip)
+	}
+	for _, t := range s.tables {
+		switch t.state {
+		case "r":
+		case "":
+			return fault("Add the table to the publication at home, then "+alter+
+				" REFRESH PUBLICATION WITH (copy_data = false)", "does not bring table %s", t.name)
+		default:
+			return fault("Wait until it is copied", "still copies table %s (state %q): what is copied has no "+
+				"position at home", t.name, t.state)
+		}
+	}
+	return nil
+}
+
+// identity changes with each subscription, and whenever one of the tables is taken out of it and put back.
+func (s *subscription) identity() string {
+	id := s.origin()
+	for _, t := range s.tables {
+		id += "," + t.xmin
+	}
+	return id
+}
+
+// checkCluster checks that what is published has the control table's rows, and that the subscription brings
+// all of the home's. What hides rows of the home is Hidden.
+func checkCluster(ctx context.Context, q Querier, version int, cfg Config,
+	id *relay.PublicationIdentity) error {
+	if cfg.Control != "" {
+		t, err := readControl(ctx, q, cfg)
+		if err != nil {
+			return err
+		}
+		p, err := readPublication(ctx, q, version, Config{Publication: cfg.Publication}, t)
+		if err != nil {
+			return err
+		}
+		control, err := p.check(t, relay.ControlColumns[:])
+		if err != nil {
+			return err
+		}
+		if control.Hidden != nil && id.Hidden == nil {
+			id.Hidden = control.Hidden
+		}
+	}
+	if cfg.Subscription == "" {
+		return nil
+	}
+	s, err := readSubscription(ctx, q, version, cfg)
+	if err != nil {
+		return err
+	}
+	id.Subscription = s.identity()
+	if f := s.check(cfg.Subscription); f != nil && id.Hidden == nil {
+		id.Hidden = f
+	}
+	return nil
+}
