@@ -44,7 +44,8 @@ func TestAHomesTransactionsAreInputsAsTheyAreAtHome(t *testing.T) {
 	inputs := func(n int) [][]byte {
 		switch n {
 		case 0:
-			return [][]byte{row("1", "[]"), controlRow("public.outbox", relay.HeartbeatPrefix, ""), row("2", "[]")}
+			return [][]byte{row("1", "[]"), controlRow("public.outbox", relay.HeartbeatPrefix, ""),
+				row("2", "[]")}
 		case 1:
 			return [][]byte{controlRow("public.outbox", relay.HeartbeatPrefix, "")}
 		case 2:
@@ -124,7 +125,8 @@ func TestAHomesTransactionsAreInputsAsTheyAreAtHome(t *testing.T) {
 func TestAHomesPositionsMustRise(t *testing.T) {
 	t.Parallel()
 	for _, second := range []outbox.LSN{0x130, 0x120, 0} {
-		_, err := decodeAll(awayConfig(), begin(0x9000), originAt(0x130, "pg_16500"), commit(0x9000, 0x9030, 1),
+		_, err := decodeAll(awayConfig(),
+			begin(0x9000), originAt(0x130, "pg_16500"), commit(0x9000, 0x9030, 1),
 			begin(0x9100), originAt(second, "pg_16500"), commit(0x9100, 0x9130, 1))
 		if err == nil || !strings.Contains(err.Error(), "end LSN at home") {
 			t.Errorf("%v after 0/130: %v", second, err)

@@ -50,8 +50,8 @@ func TestAwayStartsBeforeEveryInputThatIsMissing(t *testing.T) {
 			last = at
 			for _, in := range all {
 				if in.lsn > asked && in.start < at {
-					t.Fatalf("seed %d: the input at %v is above %v, and starts at %v, before %v", seed, in.lsn,
-						asked, in.start, at)
+					t.Fatalf("seed %d: the input at %v is above %v, and starts at %v, before %v", seed,
+						in.lsn, asked, in.start, at)
 				}
 			}
 		}

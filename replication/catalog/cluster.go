@@ -53,8 +53,8 @@ func readControl(ctx context.Context, q Querier, cfg Config) (Table, error) {
 	}
 	for _, name := range relay.ControlColumns {
 		if c, ok := t.Column(name); !ok || c.TypeName != "text" {
-			return t, postgres.Fatal(nil, "control_table", "Set cluster.control to a table that is not there "+
-				"yet, and run `outflow init`: it makes one",
+			return t, postgres.Fatal(nil, "control_table", "Set cluster.control to a table that is not "+
+				"there yet, and run `outflow init`: it makes one",
 				"table %s, which cluster.control names, has no column %q of type text", cfg.Control, name)
 		}
 	}
@@ -97,8 +97,8 @@ func readSubscription(ctx context.Context, q Querier, version int, cfg Config) (
 		WHERE d.datname = current_database() AND s.subname = $1`, cfg.Subscription).Scan(&s.oid, &s.filter,
 		&s.skip, &s.twoPhase)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return s, postgres.Fatal(nil, "subscription", "Set cluster.subscription to the one that brings the "+
-			"home's rows. If it was dropped, what it brings from now on is another stream: see docs/clusters.md",
+		return s, postgres.Fatal(nil, "subscription", "Set cluster.subscription to the one that brings "+
+			"the home's rows. If it was dropped, another one makes another stream (docs/clusters.md)",
 			"this database has no subscription %q", cfg.Subscription)
 	}
 	if err != nil {
@@ -129,9 +129,9 @@ func (s *subscription) check(name string) *outbox.Fault {
 	alter := "ALTER SUBSCRIPTION " + postgres.Quote(name)
 	switch {
 	case s.filter != "none":
-		return fault(alter+" SET (origin = none), with a subscription from each cluster to each of the others",
-			"has origin = %s: it brings transactions of other clusters as well, with positions that are not "+
-				"their homes'", s.filter)
+		return fault(alter+" SET (origin = none), with a subscription from each cluster to each other one",
+			"has origin = %s: it brings transactions of other clusters as well, with positions that are "+
+				"not their homes'", s.filter)
 	case s.twoPhase != "d":
 		return fault("Make it without two_phase: what is prepared then comes when it is committed",
 			"has two_phase set")
@@ -146,8 +146,8 @@ func (s *subscription) check(name string) *outbox.Fault {
 			return fault("Add the table to the publication at home, then "+alter+
 				" REFRESH PUBLICATION WITH (copy_data = false)", "does not bring table %s", t.name)
 		default:
-			return fault("Wait until it is copied", "still copies table %s (state %q): what is copied has no "+
-				"position at home", t.name, t.state)
+			return fault("Wait until it is copied", "still copies table %s (state %q): what is copied has "+
+				"no position at home", t.name, t.state)
 		}
 	}
 	return nil

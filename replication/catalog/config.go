@@ -16,7 +16,8 @@ type Config struct {
 	Shard   relay.Shard // the part of the table that is published
 	ShardBy string      // the column that decides to which part a row belongs: the document's
 
-	Control      string // the control table, like Table; "": ticks and changes of settings are logical messages
+	// the control table, like Table; "": ticks and changes of settings are logical messages
+	Control      string
 	Subscription string // the one whose transactions are read; "": those that were written here
 }
 

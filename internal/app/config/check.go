@@ -84,8 +84,8 @@ var rules = []Check{
 	}},
 	{[]string{"cluster.subscription", "cluster.control"}, func(c Config) error {
 		if c.Cluster.Subscription != "" && c.Cluster.Control == "" {
-			return usageFault("the home's ticks and settings come as rows of a control table, and there is none",
-				"Set cluster.control to what it is at home")
+			return usageFault("the home's ticks and settings come as rows of a control table, and there is "+
+				"none", "Set cluster.control to what it is at home")
 		}
 		return nil
 	}},

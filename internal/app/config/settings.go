@@ -84,14 +84,14 @@ var settings = []setting{
 		}},
 
 	{path: "cluster.control", want: "schema.name, or name for one of public",
-		doc: "The table whose rows are ticks and changes of settings, in place of logical messages, which are " +
-			"not replicated: so that what this cluster publishes can be made from its rows on another one. " +
-			"`outflow init` makes it. Needs cluster.id.",
+		doc: "The table whose rows are ticks and changes of settings, in place of logical messages, which " +
+			"are not replicated: so that what this cluster publishes can be made from its rows on another " +
+			"one. `outflow init` makes it. Needs cluster.id.",
 		bind: func(c *Config) value { return textValue{&c.Cluster.Control, emptyOrTable} }},
 	{path: "cluster.subscription", want: "the name of a subscription",
 		doc: "Publish the rows that this subscription brings from another cluster, as they are published " +
-			"there, and none that was written here; into a stream of their own. From PostgreSQL 16 on; needs " +
-			"cluster.control, with the name that the table has there.",
+			"there, and none that was written here; into a stream of their own. From PostgreSQL 16 on; " +
+			"needs cluster.control, with the name that the table has there.",
 		bind: func(c *Config) value { return textValue{&c.Cluster.Subscription, emptyOrIdentifier} }},
 
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,

@@ -141,8 +141,8 @@ func NeedHome(cfg config.Config, what string) error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "subscription",
-		Message: fmt.Sprintf("%s is not for a stream of another cluster's rows (cluster.subscription is %q): "+
-			"the table does not say whose a row is", what, cfg.Cluster.Subscription),
+		Message: fmt.Sprintf("%s is not for a stream of another cluster's rows (cluster.subscription is "+
+			"%q): the table does not say whose a row is", what, cfg.Cluster.Subscription),
 		Hint: "Run it at home, for the home's own stream",
 	}
 }

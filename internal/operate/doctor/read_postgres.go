@@ -440,7 +440,8 @@ func (t tableReader) Table(ctx context.Context) (catalog.Table, error) {
 
 func (t tableReader) Cluster(ctx context.Context) (catalog.Cluster, error) {
 	c, err := catalog.ReadCluster(ctx, t.q, t.r.f.Postgres.Number, wiring.Catalog(t.r.f.Config))
-	if f := outbox.FaultOf(err); f != nil && f.Code == "control_table" && (t.r.o.BeforeInit || t.r.nothing()) {
+	if f := outbox.FaultOf(err); f != nil && f.Code == "control_table" &&
+		(t.r.o.BeforeInit || t.r.nothing()) {
 		return c, nil // init makes it
 	}
 	return c, err

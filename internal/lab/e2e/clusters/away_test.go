@@ -123,7 +123,7 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 			for _, o := range readers {
 				o.Start()
 			}
-			rounds := harness.Sized(240, 6)
+			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(240, 6))
 			const perRound, others = 150, 20
 			load := harness.StartLoad(t, home.url, harness.RecordedOps(t, rounds*perRound), 4, 200, seed)
 			for round := range rounds {
@@ -134,11 +134,13 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 					return nil
 				})
 				for i, c := range all[1:] { // rows of their own, which are no part of the home's stream
-					harness.Exec(t, harness.Connect(t, c.url), "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT "+
-						"'of another', $1, n, '{}' FROM generate_series($2::int, $3::int) n", fmt.Sprint(i),
-						round*others, (round+1)*others-1)
+					harness.Exec(t, harness.Connect(t, c.url), "INSERT INTO outbox (doc_id, actor_id, "+
+						"counter, payload) SELECT 'of another', $1, n, '{}' FROM "+
+						"generate_series($2::int, $3::int) n", fmt.Sprint(i), round*others,
+						(round+1)*others-1)
 				}
-				switch what := []string{"reader", "server", "link", "home", "refuse", "worker"}[(round+rnd.IntN(2))%6]; what {
+				faults := []string{"reader", "server", "link", "home", "refuse", "worker"}
+				switch faults[(round+rnd.IntN(2))%len(faults)] {
 				case "reader":
 					readers[0].Kill()
 					readers[0].Start()
@@ -169,7 +171,8 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 			}
 			load.Wait(t)
 			js := harness.JetStream(t, natsURL)
-			n := harness.Value[int](t, home.conn, "SELECT count(*)::int FROM outbox WHERE doc_id <> 'of another'")
+			n := harness.Value[int](t, home.conn, "SELECT count(*)::int FROM outbox WHERE doc_id <> "+
+				"'of another'")
 			harness.AwaitMessages(t, js, home.o.Stream, n)
 			want := harness.Messages(t, js, home.o.Stream)
 			for _, o := range readers {
