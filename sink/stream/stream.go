@@ -186,7 +186,7 @@ func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
 	}
 	all := was.With(more...)
 	text := all.String()
-	if first := max(info.State.FirstSeq, 1); len(text) > maxErased {
+	if first := max(info.State.First, 1); len(text) > maxErased {
 		if removed := all.Lacking(1, first-1); len(removed) > 0 {
 			all = all.Within(removed[len(removed)-1].To, math.MaxUint64)
 		}
