@@ -379,7 +379,8 @@ func (d *dispatcher) explainJump(m *stream.Message) (erased bool, err error) {
 		return false, err
 	}
 	if next != 0 && next <= to {
-		return false, fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next, m.Sequence)
+		return false, fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next,
+			m.Sequence)
 	}
 	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
 	if err != nil {

@@ -35,8 +35,8 @@ func TestErasedMessagesAreNoGap(t *testing.T) {
 		w, src := newHarness(t), newMemoryStream()
 		var all []*stream.Message
 		for n := range 6 {
-			all = append(all, message("d", &outbox.Header{Pos: outbox.Position{LSN: 16, Index: uint32(n)}, N: n,
-				Of: 6, Due: 16, Thru: 16}))
+			all = append(all, message("d", &outbox.Header{Pos: outbox.Position{LSN: 16, Index: uint32(n)},
+				N: n, Of: 6, Due: 16, Thru: 16}))
 		}
 		src.publish(all...)
 		src.erase(3, 4)

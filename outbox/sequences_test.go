@@ -38,8 +38,8 @@ func TestSequencesAreASet(t *testing.T) {
 
 func TestSequencesThatCanNotBe(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{",", "0", "3,1", "3,0", "3+0", "3+", "-1", "x", "3,", "18446744073709551615,2",
-		"5+18446744073709551615", "3++1"} {
+	for _, text := range []string{",", "0", "3,1", "3,0", "3+0", "3+", "-1", "x", "3,",
+		"18446744073709551615,2", "5+18446744073709551615", "3++1"} {
 		if s, err := ParseSequences(text); err == nil {
 			t.Errorf("%q: %v", text, s)
 		}

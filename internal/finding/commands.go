@@ -92,8 +92,8 @@ var commands = []Finding{
 			"--notify out."},
 	{Code: "erase_record", Severity: Error, Classes: fatal,
 		Title: "Nothing can be erased: up to where the stream is confirmed is not known",
-		Hint: "Let what the message names finish, and let `outflow run` come to run. Nothing was changed by " +
-			"this run."},
+		Hint: "Let what the message names finish, and let `outflow run` come to run. Nothing was changed " +
+			"by this run."},
 	{Code: "erase_request", Severity: Error, Classes: usage,
 		Title: "The request for an erasure is one for another document",
 		Hint:  "Give the document that it was begun with, or another name for the request."},

@@ -9,8 +9,8 @@ const fromBackup = "Correct nats.url if it is another account. With an archive: 
 var stream = []Finding{
 	{Code: "stream_erased", Severity: Error, Classes: fatal,
 		Title: "What the stream's metadata say was erased can't be read",
-		Hint: "Somebody changed outflow-erased in the metadata of the stream. Set it to what it was; without " +
-			"it consumers take erased messages for a gap.",
+		Hint: "Somebody changed outflow-erased in the metadata of the stream. Set it to what it was; " +
+			"without it consumers take erased messages for a gap.",
 		Runbook: "[The format](format.md#erased-messages)."},
 	{Code: "stream_missing", Severity: Critical, Classes: fatalGap,
 		Title: "The stream does not exist",

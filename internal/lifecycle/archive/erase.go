@@ -247,7 +247,7 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, e Erasing, done *Erased)
 		return false, err
 	}
 	if made.Root != old.Root || made.Count != old.Count || made.End != old.End {
-		return false, a.damaged(a.ObjectName(old), errors.New("it has other messages when it is written anew"))
+		return false, a.damaged(a.ObjectName(old), errors.New("written anew it has others"))
 	}
 	m := *old
 	m.Bytes, m.Raw, m.Object, m.Docs = made.Bytes, made.Raw, made.Object, made.Docs

@@ -176,8 +176,8 @@ func (m *Manager) erasePass(ctx context.Context, condition string, values []any)
 	return n, nil
 }
 
-// eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays so,
-// with fewer rows, unless somebody has written to it since.
+// eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays
+// so, with fewer rows, unless somebody has written to it since.
 func (m *Manager) eraseDetached(ctx context.Context, name, condition string, values []any) (n int64,
 	err error) {
 	err = m.retry(ctx, func() error {

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -38,76 +37,6 @@ type Options struct {
 	Wait    time.Duration
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
-}
-
-// Copy is a stream with copies of the messages. The JSON names are stable.
-type Copy struct {
-	Stream   string `json:"stream"`
-	Messages uint64 `json:"messages"` // that were erased from it, or would be
-}
-
-// Report is the certificate: what was reached, and what was not. The JSON names are stable.
-type Report struct {
-	Request   string     `json:"request"`
-	Document  string     `json:"document_hmac,omitempty"`
-	Table     string     `json:"table"`
-	Stream    string     `json:"stream"`
-	Requested *time.Time `json:"requested,omitempty"`
-	Finished  *time.Time `json:"finished,omitempty"` // absent: it has not
-	Erased    bool       `json:"erased"`             // false: nothing was changed by this run
-
-	Notified    string     `json:"notified,omitempty"` // the id of the last event
-	Rows        int64      `json:"rows"`
-	Cut         outbox.LSN `json:"cut"`          // what was committed below it goes
-	CutSequence uint64     `json:"cut_sequence"` // and what the stream had up to here
-	Messages    uint64     `json:"messages"`     // of the stream
-	Copies      []Copy     `json:"copies"`
-	Archived    int64      `json:"archived"` // messages of the archive
-	Folders     []string   `json:"archive_folders"`
-
-	Waiting    []string `json:"waiting,omitempty"` // what has to come before the rest can go
-	NotReached []string `json:"not_reached"`
-}
-
-// Lines is the report in words.
-func (r *Report) Lines() []string {
-	verb := "would go"
-	if r.Erased {
-		verb = "went"
-	}
-	lines := []string{}
-	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	say("request %s", r.Request)
-	if r.Document != "" {
-		say("document (HMAC) %s", r.Document)
-	}
-	if r.Notified != "" {
-		say("the last event is the row with id %s", r.Notified)
-	}
-	say("table %s: %d rows %s", r.Table, r.Rows, verb)
-	if r.Cut != 0 {
-		say("cut: what was committed below %v, or in the stream up to %d", r.Cut, r.CutSequence)
-	}
-	say("stream %s: %d messages %s", r.Stream, r.Messages, verb)
-	for _, c := range r.Copies {
-		say("stream %s, a copy: %d messages %s", c.Stream, c.Messages, verb)
-	}
-	if len(r.Folders) > 0 {
-		say("archive: %d messages %s", r.Archived, verb)
-	}
-	for _, w := range r.Waiting {
-		say("waiting: %s", w)
-	}
-	for _, n := range r.NotReached {
-		say("not reached: %s", n)
-	}
-	switch {
-	case r.Finished != nil:
-		say("finished at %s", r.Finished.UTC().Format(time.RFC3339))
-	case r.Erased:
-		say("not finished: run it again")
-	}
-	return lines
 }
 
 // command is one run.
@@ -444,97 +373,6 @@ func (c *command) slots(ctx context.Context, until time.Time) (bool, error) {
 // micro is a time as PostgreSQL keeps it.
 func micro(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 
-// archive erases from all folders of the stream.
-func (c *command) archive(ctx context.Context) error {
-	current := archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created)
-	reached, archived := c.store == nil || len(c.rec.Erased) == 0, int64(0)
-	err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
-		name := c.rep.Folders[len(c.rep.Folders)-1]
-		if name == current && len(c.rec.Erased) > 0 {
-			last := c.rec.Erased[len(c.rec.Erased)-1].To
-			// An archiver may hold one of them, which has read it before: not once the archive is beyond it.
-			if reached = a.Next() > last; !reached {
-				c.behind(a.Next()-1, last)
-			}
-		}
-		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
-		defer task.End()
-		_, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Is: is, Maybe: c.maybe(),
-			Done: func() { task.Add(1) }})
-		if err != nil {
-			return err
-		}
-		n, err := a.ErasedBy(ctx, c.o.Request) // also what a run erased that was killed
-		archived += n
-		return err
-	})
-	if err == nil {
-		c.rec.Archived = archived
-		err = c.ledger.Save(ctx, c.rec)
-	}
-	if err == nil && !reached && len(c.rep.Waiting) == 0 {
-		c.behind(0, c.rec.Erased[len(c.rec.Erased)-1].To)
-	}
-	return err
-}
-
-func (c *command) behind(at, last uint64) {
-	c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("the archive ends at sequence %d, before %d, the last "+
-		"message that was erased: `outflow archive run --now`", at, last))
-}
-
-// maybe says which segments may have messages of the document; nil: each.
-func (c *command) maybe() func(*archive.Manifest) bool {
-	if c.doc.Subject() == "" {
-		return nil
-	}
-	hashes := []string{archive.SubjectHash(c.doc.Subject()), archive.SubjectHash(c.doc.Dead())}
-	return func(m *archive.Manifest) bool {
-		return slices.ContainsFunc(hashes, func(h string) bool { return slices.Contains(m.Docs, h) })
-	}
-}
-
-// eachFolder calls f with each archive of the stream, and of those that had its name before, and with what of
-// it goes.
-func (c *command) eachFolder(ctx context.Context,
-	f func(a *archive.Archive, is func(*archive.Message) (bool, error)) error) error {
-	if c.store == nil {
-		return nil
-	}
-	folders, err := archive.Folders(ctx, c.store, c.cfg.Stream)
-	if err != nil {
-		return err
-	}
-	for _, name := range folders {
-		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
-		if err != nil {
-			return err
-		}
-		c.rep.Folders = append(c.rep.Folders, name)
-		created := micro(a.Created())
-		if err := f(a, func(m *archive.Message) (bool, error) {
-			is, known := c.doc.Is(m.Subject, m.Header, m.Data)
-			if !known {
-				c.untold++
-			}
-			if !is {
-				return false, nil
-			}
-			seq := uint64(0) // of a stream that was made later nothing is known but positions
-			switch {
-			case created.Equal(c.rec.Created):
-				seq = m.Seq
-			case created.Before(c.rec.Created):
-				return !c.isLast(m.Header.Get(outbox.HeaderName)), nil
-			}
-			return c.goes(m.Header.Get(outbox.HeaderName), seq), nil
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // goes reports whether a message of the document, by its header, lies before the cut and is not the last
 // event. seq 0: the sequence is not known.
 func (c *command) goes(header string, seq uint64) bool {
@@ -548,35 +386,6 @@ func (c *command) goes(header string, seq uint64) bool {
 func (c *command) isLast(header string) bool {
 	return c.rec.Notified != "" &&
 		outbox.HeaderID(header) == string(outbox.AppendHeaderValue(nil, c.rec.Notified))
-}
-
-// limits names what is not reached.
-func (c *command) limits() {
-	r := c.rep
-	r.NotReached = []string{
-		"PostgreSQL's WAL, its archive and base backups, standbys until they have replayed the deletion, and " +
-			"dead rows until vacuum",
-		"what consumers have made of the events, and events parked by them: outflow_parked, in their own " +
-			"databases (`outflow parked`)",
-		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
-		"streams of other accounts and domains that mirror this one or source from it",
-	}
-	for _, s := range c.list {
-		if s.outflow && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
-			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages of "+
-				"an Outflow: if they are copies of these, name it with --copy %s", s.name, s.name))
-		}
-	}
-	if c.untold > 0 {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+
-			"were published with another subject, or are dead letters without one", c.untold))
-	}
-	if !c.cfg.Shard.Whole() {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("streams of other shards than %v", c.cfg.Shard))
-	}
-	if c.store == nil {
-		r.NotReached = append(r.NotReached, "an archive, because archive.url is not set")
-	}
 }
 
 // delete erases a message from a stream, if it is the one that was read.
@@ -599,7 +408,8 @@ func (c *command) delete(ctx context.Context, name string, f found) error {
 	// without no_erase the server overwrites it
 	err = api.Ask(ctx, "STREAM.MSG.DELETE."+name, map[string]uint64{"seq": f.seq}, &jsapi.Answer{})
 	if err != nil {
-		if left, other := api.Message(ctx, name, jsapi.MessageRequest{Seq: f.seq}); other == nil && left == nil {
+		m, other := api.Message(ctx, name, jsapi.MessageRequest{Seq: f.seq})
+		if other == nil && m == nil {
 			return nil
 		}
 		return fmt.Errorf("erase message %d of stream %s: %w", f.seq, name, err)

@@ -110,7 +110,8 @@ func (c *command) mayGo(ctx context.Context) (streamretain.Bound, error) {
 	if c.cfg.Reorder.Mode == config.ModeGap {
 		rule.Memory = c.cfg.Reorder.Memory
 	}
-	bounds := streamretain.Bounds(&rule, &streamretain.Facts{Created: st.Created, Last: st.LastSeq, Record: rec})
+	bounds := streamretain.Bounds(&rule, &streamretain.Facts{Created: st.Created, Last: st.LastSeq,
+		Record: rec})
 	b := bounds[0]
 	if b.UpTo >= st.NewestSeq && st.NewestSeq > 0 {
 		b.UpTo, b.Why = st.NewestSeq-1, fmt.Sprintf("%d is the newest message: without it the stream would "+
@@ -299,8 +300,8 @@ func (c *command) listStreams(ctx context.Context) error {
 	}
 }
 
-// inCopy erases from a copy, or counts what it would erase there. Of a message there its position says whether
-// it lies before the cut, and the document is in the subject that it had in the stream.
+// inCopy erases from a copy, or counts what it would erase there. Of a message there its position says
+// whether it lies before the cut, and the document is in the subject that it had in the stream.
 func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64, err error) {
 	var info struct {
 		jsapi.Answer

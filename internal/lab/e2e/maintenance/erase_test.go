@@ -196,8 +196,8 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	}
 
 	args = append(args, "--yes")
-	for _, point := range []string{"begun", "notified", "rows", "deleted", "cut", "confirmed", "saved", "noted",
-		"message", "messages", "copy", "copies", "object", "manifest", "replaced", "archived", "finished"} {
+	for _, point := range []string{"begun", "notified", "rows", "deleted", "cut", "confirmed", "saved",
+		"noted", "message", "messages", "copy", "copies", "object", "manifest", "replaced", "archived", "finished"} {
 		harness.Eventually(t, "it is killed at erase."+point, func() error {
 			settle(t, f)
 			f.MustRun("archive", "run", "--now")
@@ -264,7 +264,9 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	}
 	f.MustRun("archive", "restore", "--to", "PAST_AGAIN")
 	got := harness.Messages(t, f.JS, "PAST_AGAIN")
-	if slices.ContainsFunc(got, func(m *oracle.Message) bool { return bytes.Contains(m.Data, []byte(secret)) }) {
+	if slices.ContainsFunc(got, func(m *oracle.Message) bool {
+		return bytes.Contains(m.Data, []byte(secret))
+	}) {
 		t.Error("a restored stream has what was erased")
 	}
 	f.MustStop(t)

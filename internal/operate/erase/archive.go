@@ -1,0 +1,102 @@
+package erase
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// archive erases from all folders of the stream.
+func (c *command) archive(ctx context.Context) error {
+	current := archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created)
+	reached, archived := c.store == nil || len(c.rec.Erased) == 0, int64(0)
+	err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
+		name := c.rep.Folders[len(c.rep.Folders)-1]
+		if name == current && len(c.rec.Erased) > 0 {
+			last := c.rec.Erased[len(c.rec.Erased)-1].To
+			// An archiver may hold one of them, which has read it before: not once the archive is beyond it.
+			if reached = a.Next() > last; !reached {
+				c.behind(a.Next()-1, last)
+			}
+		}
+		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
+		defer task.End()
+		_, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Is: is, Maybe: c.maybe(),
+			Done: func() { task.Add(1) }})
+		if err != nil {
+			return err
+		}
+		n, err := a.ErasedBy(ctx, c.o.Request) // also what a run erased that was killed
+		archived += n
+		return err
+	})
+	if err == nil {
+		c.rec.Archived = archived
+		err = c.ledger.Save(ctx, c.rec)
+	}
+	if err == nil && !reached && len(c.rep.Waiting) == 0 {
+		c.behind(0, c.rec.Erased[len(c.rec.Erased)-1].To)
+	}
+	return err
+}
+
+func (c *command) behind(at, last uint64) {
+	c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("the archive ends at sequence %d, before %d, the last "+
+		"message that was erased: `outflow archive run --now`", at, last))
+}
+
+// maybe says which segments may have messages of the document; nil: each.
+func (c *command) maybe() func(*archive.Manifest) bool {
+	if c.doc.Subject() == "" {
+		return nil
+	}
+	hashes := []string{archive.SubjectHash(c.doc.Subject()), archive.SubjectHash(c.doc.Dead())}
+	return func(m *archive.Manifest) bool {
+		return slices.ContainsFunc(hashes, func(h string) bool { return slices.Contains(m.Docs, h) })
+	}
+}
+
+// eachFolder calls f with each archive of the stream, and of those that had its name before, and with what of
+// it goes.
+func (c *command) eachFolder(ctx context.Context,
+	f func(a *archive.Archive, is func(*archive.Message) (bool, error)) error) error {
+	if c.store == nil {
+		return nil
+	}
+	folders, err := archive.Folders(ctx, c.store, c.cfg.Stream)
+	if err != nil {
+		return err
+	}
+	for _, name := range folders {
+		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
+		if err != nil {
+			return err
+		}
+		c.rep.Folders = append(c.rep.Folders, name)
+		created := micro(a.Created())
+		if err := f(a, func(m *archive.Message) (bool, error) {
+			is, known := c.doc.Is(m.Subject, m.Header, m.Data)
+			if !known {
+				c.untold++
+			}
+			if !is {
+				return false, nil
+			}
+			seq := uint64(0) // of a stream that was made later nothing is known but positions
+			switch {
+			case created.Equal(c.rec.Created):
+				seq = m.Seq
+			case created.Before(c.rec.Created):
+				return !c.isLast(m.Header.Get(outbox.HeaderName)), nil
+			}
+			return c.goes(m.Header.Get(outbox.HeaderName), seq), nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package erase
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Copy is a stream with copies of the messages. The JSON names are stable.
+type Copy struct {
+	Stream   string `json:"stream"`
+	Messages uint64 `json:"messages"` // that were erased from it, or would be
+}
+
+// Report is the certificate: what was reached, and what was not. The JSON names are stable.
+type Report struct {
+	Request   string     `json:"request"`
+	Document  string     `json:"document_hmac,omitempty"`
+	Table     string     `json:"table"`
+	Stream    string     `json:"stream"`
+	Requested *time.Time `json:"requested,omitempty"`
+	Finished  *time.Time `json:"finished,omitempty"` // absent: it has not
+	Erased    bool       `json:"erased"`             // false: nothing was changed by this run
+
+	Notified    string     `json:"notified,omitempty"` // the id of the last event
+	Rows        int64      `json:"rows"`
+	Cut         outbox.LSN `json:"cut"`          // what was committed below it goes
+	CutSequence uint64     `json:"cut_sequence"` // and what the stream had up to here
+	Messages    uint64     `json:"messages"`     // of the stream
+	Copies      []Copy     `json:"copies"`
+	Archived    int64      `json:"archived"` // messages of the archive
+	Folders     []string   `json:"archive_folders"`
+
+	Waiting    []string `json:"waiting,omitempty"` // what has to come before the rest can go
+	NotReached []string `json:"not_reached"`
+}
+
+// Lines is the report in words.
+func (r *Report) Lines() []string {
+	verb := "would go"
+	if r.Erased {
+		verb = "went"
+	}
+	lines := []string{}
+	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	say("request %s", r.Request)
+	if r.Document != "" {
+		say("document (HMAC) %s", r.Document)
+	}
+	if r.Notified != "" {
+		say("the last event is the row with id %s", r.Notified)
+	}
+	say("table %s: %d rows %s", r.Table, r.Rows, verb)
+	if r.Cut != 0 {
+		say("cut: what was committed below %v, or in the stream up to %d", r.Cut, r.CutSequence)
+	}
+	say("stream %s: %d messages %s", r.Stream, r.Messages, verb)
+	for _, c := range r.Copies {
+		say("stream %s, a copy: %d messages %s", c.Stream, c.Messages, verb)
+	}
+	if len(r.Folders) > 0 {
+		say("archive: %d messages %s", r.Archived, verb)
+	}
+	for _, w := range r.Waiting {
+		say("waiting: %s", w)
+	}
+	for _, n := range r.NotReached {
+		say("not reached: %s", n)
+	}
+	switch {
+	case r.Finished != nil:
+		say("finished at %s", r.Finished.UTC().Format(time.RFC3339))
+	case r.Erased:
+		say("not finished: run it again")
+	}
+	return lines
+}
+
+// limits names what is not reached.
+func (c *command) limits() {
+	r := c.rep
+	r.NotReached = []string{
+		"PostgreSQL's WAL, its archive and base backups, standbys until they have replayed the deletion, " +
+			"and dead rows until vacuum",
+		"what consumers have made of the events, and events parked by them: outflow_parked, in their own " +
+			"databases (`outflow parked`)",
+		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
+		"streams of other accounts and domains that mirror this one or source from it",
+	}
+	for _, s := range c.list {
+		if s.outflow && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
+			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages "+
+				"of an Outflow: if they are copies of these, name it with --copy %s", s.name, s.name))
+		}
+	}
+	if c.untold > 0 {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+
+			"were published with another subject, or are dead letters without one", c.untold))
+	}
+	if !c.cfg.Shard.Whole() {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("streams of other shards than %v", c.cfg.Shard))
+	}
+	if c.store == nil {
+		r.NotReached = append(r.NotReached, "an archive, because archive.url is not set")
+	}
+}
