@@ -1,0 +1,88 @@
+package partition
+
+import (
+	"context"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// TestAnErasureWaitsForWhoeverMayHaveWritten: a row that is written and not committed yet is erased as well,
+// and the cut lies behind its commit.
+func TestAnErasureWaitsForWhoeverMayHaveWritten(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		w := newWorld(t, srv, 1)
+		w.insert(0, 3, true)
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'e', 'a', n, '{}', " +
+			"'2024-05-01 12:00Z' FROM generate_series(1, 2500) n")
+		open, err := w.target().Connect(outboxdb.Within(t))
+		must.Succeed(t, err)
+		defer func() { _ = open.Close(context.Background()) }()
+		tx, err := open.Begin(outboxdb.Within(t))
+		must.Succeed(t, err)
+		_, err = tx.Exec(outboxdb.Within(t), "INSERT INTO public.outbox (doc_id, actor_id, counter, payload, "+
+			"created_at) VALUES ('e', 'a', 9, '{}', '2024-05-01 12:00Z')")
+		must.Succeed(t, err)
+		m := w.manager()
+		type result struct {
+			cut Cut
+			err error
+		}
+		done, reads := make(chan result, 1), uint64(0)
+		go func() {
+			cut, err := m.EraseDocument(outboxdb.Within(t), Document{Column: "doc_id", Name: "e", ID: "id"},
+				func(context.Context) (uint64, error) { reads++; return reads, nil })
+			done <- result{cut, err}
+		}()
+		if !await.True(func() bool {
+			return w.Text(`SELECT (count(*) > 0)::text FROM pg_stat_activity WHERE datname = current_database()
+				AND query LIKE 'SELECT DISTINCT virtualtransaction%'`) == "true"
+		}) {
+			t.Error("nobody waits for the transaction that is open")
+		}
+		must.Succeed(t, tx.Commit(outboxdb.Within(t)))
+		end, err := outbox.ParseLSN(w.Text("SELECT pg_current_wal_insert_lsn()::text"))
+		must.Succeed(t, err)
+		r := <-done
+		must.Succeed(t, r.err)
+		if left := w.Text("SELECT string_agg(doc_id, ' ') FROM outbox"); left != "d d d" {
+			t.Errorf("left: %s", left)
+		}
+		if r.cut.Rows != 2501 || r.cut.LSN < end || r.cut.Seq != reads || reads < 2 {
+			t.Errorf("%+v, read %d times, and the commit was below %v", r.cut, reads, end)
+		}
+	})
+}
+
+// TestAPartitionWithoutAnErasedDocumentGoesAsBefore: it is detached and sealed, and not sealed again.
+func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 5, true)
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('e', 'a', 1, '{}', " +
+		"'2024-05-01 12:00Z')") // published by nobody
+	w.apply()
+	w.want(0, Sealed)
+	m := w.manager()
+	d := Document{Column: "doc_id", Name: "e", ID: "id"}
+	if n, err := m.CountDocument(outboxdb.Within(t), d); err != nil || n != 1 {
+		t.Fatalf("%d rows, %v", n, err)
+	}
+	cut, err := m.EraseDocument(outboxdb.Within(t), d, func(context.Context) (uint64, error) { return 1, nil })
+	if err != nil || cut.Rows != 1 {
+		t.Fatalf("%+v, %v", cut, err)
+	}
+	w.want(0, Sealed)
+	w.confirm(w.Slot)
+	w.apply()
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
+	}
+}
