@@ -54,8 +54,8 @@ func (j *joined) until(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// open makes sure that the archive has been read as far as it has come by now, for a stream that does not have
-// what is next.
+// open makes sure that the archive has been read as far as it has come by now, for a stream that does not
+// have what is next.
 func (j *joined) open(ctx context.Context, st stream.State) error {
 	ctx, cancel := j.until(ctx)
 	defer cancel()
@@ -271,7 +271,8 @@ func (r *joinedReader) readArchive(ctx context.Context) (m *stream.Message, ende
 	}
 }
 
-// readLive returns the next message of the stream; nil if something before it has to be read from the archive.
+// readLive returns the next message of the stream; nil if something before it has to be read from the
+// archive.
 func (r *joinedReader) readLive(ctx context.Context) (*stream.Message, error) {
 	if r.behind {
 		r.leave()

@@ -339,7 +339,8 @@ func TestWhatTheArchiveLacksIsAGap(t *testing.T) {
 			if !errors.Is(err, ErrGap) {
 				t.Fatalf("Run: %v", err)
 			}
-			if says := fmt.Sprintf("sequences %d to %d are neither", c.from, c.to); !strings.Contains(err.Error(), says) {
+			says := fmt.Sprintf("sequences %d to %d are neither", c.from, c.to)
+			if !strings.Contains(err.Error(), says) {
 				t.Errorf("%v does not say %q", err, says)
 			}
 			for _, seq := range w.offsets() {
@@ -384,8 +385,8 @@ func TestWhatWasDeletedBeforeItWasArchivedIsNoGap(t *testing.T) {
 	w.exactly(all)
 }
 
-// TestAnArchiveThatCannotBeBelievedEndsRun: an object is damaged, or the stream has another message where both
-// have one. Nothing behind it has an effect. One that can't be reached is tried again.
+// TestAnArchiveThatCannotBeBelievedEndsRun: an object is damaged, or the stream has another message where
+// both have one. Nothing behind it has an effect. One that can't be reached is tried again.
 func TestAnArchiveThatCannotBeBelievedEndsRun(t *testing.T) {
 	t.Parallel()
 	damaged := &outbox.Fault{Class: outbox.Gap, Code: "archive_damaged", Message: "000: a bit was flipped"}
@@ -401,8 +402,8 @@ func TestAnArchiveThatCannotBeBelievedEndsRun(t *testing.T) {
 		}
 		cfg := w.config(src)
 		cfg.Archive = past
-		if err := w.start(w.consumer(cfg), handler).ends(); !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(),
-			"bit was flipped") {
+		err := w.start(w.consumer(cfg), handler).ends()
+		if !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(), "bit was flipped") {
 			t.Errorf("Run: %v", err)
 		}
 		for _, seq := range w.offsets() {
@@ -425,8 +426,8 @@ func TestAnArchiveThatCannotBeBelievedEndsRun(t *testing.T) {
 		past.held[70] = &other
 		cfg := w.config(src)
 		cfg.Archive = past
-		if err := w.start(w.consumer(cfg), handler).ends(); !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(),
-			"sequence 70") {
+		err := w.start(w.consumer(cfg), handler).ends()
+		if !errors.Is(err, ErrArchive) || !strings.Contains(err.Error(), "sequence 70") {
 			t.Errorf("Run: %v", err)
 		}
 		w.exactly(nil)

@@ -111,8 +111,8 @@ func (w *world) consumer(filters ...string) (*consumer.Consumer, error) {
 		Archive: past, Partitions: 2, MaxInFlight: 2, Batch: 1})
 }
 
-// TestAConsumerReadsArchiveAndStream: with and without filters, while archive and retention go on and overtake
-// it, it has each event once and in order, with the bytes, headers and sequences of the stream.
+// TestAConsumerReadsArchiveAndStream: with and without filters, while archive and retention go on and
+// overtake it, it has each event once and in order, with the bytes, headers and sequences of the stream.
 func TestAConsumerReadsArchiveAndStream(t *testing.T) {
 	t.Parallel()
 	for _, filters := range [][]string{nil, {"outbox.d1"}, {"outbox.d0", "outbox.d3"}} {
@@ -182,8 +182,8 @@ func TestAConsumerReadsArchiveAndStream(t *testing.T) {
 	}
 }
 
-// TestWhatIsWrongWithAnArchiveEndsRun: an object with a flipped bit, one that is lost, and an archive that has
-// nothing of this stream. A folder that does not exist is refused, and not made.
+// TestWhatIsWrongWithAnArchiveEndsRun: an object with a flipped bit, one that is lost, and an archive that
+// has nothing of this stream. A folder that does not exist is refused, and not made.
 func TestWhatIsWrongWithAnArchiveEndsRun(t *testing.T) {
 	t.Parallel()
 	run := func(w *world) error {
@@ -204,7 +204,8 @@ func TestWhatIsWrongWithAnArchiveEndsRun(t *testing.T) {
 	must.Succeed(t, err)
 	text[len(text)/2] ^= 1
 	must.Succeed(t, os.WriteFile(object(w), text, 0o600))
-	if err := run(w); !errors.Is(err, consumer.ErrArchive) || !strings.Contains(err.Error(), "bit was flipped") {
+	if err := run(w); !errors.Is(err, consumer.ErrArchive) ||
+		!strings.Contains(err.Error(), "bit was flipped") {
 		t.Errorf("a flipped bit: %v", err)
 	}
 	must.Succeed(t, os.Remove(object(w)))
@@ -212,7 +213,8 @@ func TestWhatIsWrongWithAnArchiveEndsRun(t *testing.T) {
 		t.Errorf("a lost object: %v", err)
 	}
 	w.folder = t.TempDir()
-	if err := run(w); !errors.Is(err, consumer.ErrGap) || !strings.Contains(err.Error(), "1 to 30 are neither") {
+	if err := run(w); !errors.Is(err, consumer.ErrGap) ||
+		!strings.Contains(err.Error(), "1 to 30 are neither") {
 		t.Errorf("an empty archive: %v", err)
 	}
 	none := filepath.Join(w.folder, "none")

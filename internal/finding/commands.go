@@ -37,16 +37,16 @@ var commands = []Finding{
 			"shows what is there."},
 	{Code: "rows_columns", Severity: Error, Classes: fatal,
 		Title: "Archived messages do not carry what the rows of the table need",
-		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as they were " +
-			"when the messages were published."},
+		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as " +
+			"they were when the messages were published."},
 	{Code: "rows_cut", Severity: Error, Classes: gap,
 		Title: "Some messages have only the beginning of a long id, document or key",
-		Hint: "All other rows are back. Take those from a backup of the database: `outflow replay --seq N` shows " +
-			"their messages."},
+		Hint: "All other rows are back. Take those from a backup of the database: `outflow replay --seq " +
+			"N` shows their messages."},
 	{Code: "rows_origin", Severity: Error, Classes: fatal,
 		Title: "Rows can't be put back in a way that outflow run tells from new ones",
-		Hint: "They need a replication origin. Set replication.origin to own, and let a superuser do it, or grant " +
-			"EXECUTE on pg_replication_origin_create, pg_replication_origin_oid and " +
+		Hint: "They need a replication origin. Set replication.origin to own, and let a superuser do " +
+			"it, or grant EXECUTE on pg_replication_origin_create, pg_replication_origin_oid and " +
 			"pg_replication_origin_session_setup to the role of retain.postgres_url."},
 	{Code: "restore_exists", Severity: Error, Classes: fatal,
 		Title: "The stream that is to be restored exists",
@@ -143,9 +143,9 @@ var commands = []Finding{
 		Runbook: "[An installation that is there](snapshot.md#an-installation-that-is-there)."},
 	{Code: "snapshot_archived", Severity: Error, Classes: fatal,
 		Title: "A stream of that name was archived, with rows that the table may not have any more",
-		Hint: "`outflow archive restore` makes the stream again, under the same sequences, and `outflow repair` " +
-			"publishes the rows that it lacks. If the archive is not to count, say --archive.url \"\" with the " +
-			"command.",
+		Hint: "`outflow archive restore` makes the stream again, under the same sequences, and `outflow " +
+			"repair` publishes the rows that it lacks. If the archive is not to count, say " +
+			"--archive.url \"\" with the command.",
 		Runbook: "[Rows that only the archive has](snapshot.md#rows-that-only-the-archive-has)."},
 	{Code: "snapshot_removed", Severity: Error, Classes: fatal,
 		Title: "Messages of an unfinished snapshot were removed from the stream",

@@ -7,11 +7,11 @@ var consumers = []Finding{
 			"with `outflow replay --to consumer:NAME`, or do without them: Config.AcceptGap.",
 		Runbook: "The consumer was stopped, or too slow, for longer than the stream keeps messages: " +
 			"raise the stream's limits."},
-	{Code: "consumer_archive", Severity: Critical, Classes: gap,
+	{Code: "consumer_archive", Severity: Critical, Classes: fatalGap,
 		Title: "The archive that a consumer reads can't be read, or is of other messages",
-		Hint: "`outflow archive verify` says which object is lost or damaged: bring it back from a copy. Where " +
-			"archive and stream differ, the stream was put back from a backup: read it without Config.Archive, " +
-			"or restore it."},
+		Hint: "`outflow archive verify` says which object is lost or damaged: bring it back from a " +
+			"copy. Where archive and stream differ, the stream was put back from a backup: read it " +
+			"without Config.Archive, or restore it."},
 	{Code: "consumer_foreign", Severity: Critical, Classes: fatal,
 		Title: "A consumer came to a message that Outflow did not publish",
 		Hint:  "Keep everybody else out of Outflow's NATS account, and see foreign_message."},
@@ -100,8 +100,8 @@ var consumers = []Finding{
 	{Code: "rewind_removed", Severity: Error, Classes: fatal,
 		Title: "The stream no longer has the place that the consumer is to go back to",
 		Hint: "Go back to what there is, or read the table with `outflow replay --from table --to " +
-			"consumer:NAME`. With archive.url a consumer that has Config.Archive can go back to what is " +
-			"archived."},
+			"consumer:NAME`. With archive.url a consumer that has Config.Archive can go back to what " +
+			"is archived."},
 	{Code: "rewind_record", Severity: Error, Classes: fatal,
 		Title: "Another consumer has the name that a rewind needs",
 		Hint:  "Rename it."},
@@ -145,8 +145,7 @@ var consumers = []Finding{
 	{Code: "consumer_beyond_end", Severity: Critical,
 		Title: "A consumer is beyond the end of the stream",
 		Hint: "The stream lost its end, or was made again: the consumer gets nothing until the stream has " +
-			"grown up to " +
-			"where it is. Set it back to the last message that it has applied."},
+			"grown up to where it is. Set it back to the last message that it has applied."},
 	{Code: "consumer_redelivers", Severity: Warning,
 		Title: "A consumer gets messages again that it did not acknowledge",
 		Hint:  "Look at the log of its service: its handler fails, or takes longer than ack_wait."},

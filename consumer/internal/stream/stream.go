@@ -67,8 +67,8 @@ type Archive interface {
 	Past(ctx context.Context, stream string, created time.Time) (Past, error)
 }
 
-// Past is what an archive has of one stream: all messages from the first one up to some sequence. Read may run
-// while other methods are called.
+// Past is what an archive has of one stream: all messages from the first one up to some sequence. Read may
+// run while other methods are called.
 type Past interface {
 	// Next is the sequence behind the last message that it has; 1 if it has none.
 	Next() uint64

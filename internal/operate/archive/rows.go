@@ -165,7 +165,8 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	}
 	if id == "" {
 		return &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
-			Message: fmt.Sprintf("table %s has no id column (columns.id): nobody could tell which rows it has",
+			Message: fmt.Sprintf("table %s has no id column (columns.id): nobody could tell which rows "+
+				"it has",
 				w.rep.Table)}
 	}
 	if len(needs) > 0 {
@@ -179,7 +180,8 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 		returned = postgres.Quote(key) + "::text"
 	}
 	w.sql = fmt.Sprintf("INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s WHERE NOT EXISTS "+
-		"(SELECT FROM %[1]s WHERE %[4]s = %[5]s) RETURNING %[6]s", table, strings.Join(names, ", "), strings.Join(values, ", "),
+		"(SELECT FROM %[1]s WHERE %[4]s = %[5]s) RETURNING %[6]s", table,
+		strings.Join(names, ", "), strings.Join(values, ", "),
 		postgres.Quote(w.layout.ID), id, returned)
 	return nil
 }
@@ -246,8 +248,8 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 	}
 	if err == nil && w.rep.CutN > 0 {
 		err = &outbox.Fault{Class: outbox.Gap, Code: "rows_cut",
-			Message: fmt.Sprintf("%d rows were not put back: their messages have only the beginning of a long "+
-				"id, document or key; sequences %v", w.rep.CutN, w.rep.Cut)}
+			Message: fmt.Sprintf("%d rows were not put back: their messages have only the beginning of "+
+				"a long id, document or key; sequences %v", w.rep.CutN, w.rep.Cut)}
 	}
 	return err
 }
@@ -276,8 +278,8 @@ func (w *rowWriter) flush(ctx context.Context) error {
 					return fmt.Errorf("table %s: %w", w.rep.Table, err)
 				case w.layout.Mapping.Key != "" && (key == nil || *key != keys[i]):
 					return &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
-						Message: fmt.Sprintf("the key of a row that was put back is not that of its message, "+
-							"%q: %s is made otherwise than it was", keys[i], w.layout.Mapping.Key)}
+						Message: fmt.Sprintf("the key of a row that was put back is not that of its "+
+							"message, %q: %s is made otherwise than it was", keys[i], w.layout.Mapping.Key)}
 				}
 				inserted++
 				return nil
@@ -408,8 +410,8 @@ func (c *carrier) row(m *archive.Message) (values []any, key string, err error) 
 	})
 	if !ours {
 		return nil, "", &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
-			Message: fmt.Sprintf("the template %s makes no subject %q, that of message %d: the setting subject "+
-				"was another one", c.template, m.Subject, m.Seq)}
+			Message: fmt.Sprintf("the template %s makes no subject %q, that of message %d: the setting "+
+				"subject was another one", c.template, m.Subject, m.Seq)}
 	}
 	if cut {
 		return nil, "", errCut

@@ -114,8 +114,8 @@ func (p *past) resolve(ctx context.Context, t target) (to uint64, found bool, er
 func (p *past) stored(m *archive.Message) (*stored, error) {
 	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
 	if err != nil {
-		return nil, fatal("foreign_message", fmt.Sprintf("the archived message at sequence %d is not outflow's: "+
-			"%v", m.Seq, err), "")
+		return nil, fatal("foreign_message", fmt.Sprintf("the archived message at sequence %d is not "+
+			"outflow's: %v", m.Seq, err), "")
 	}
 	return &stored{m.Seq, m.Subject, m.Time, h}, nil
 }

@@ -102,7 +102,8 @@ func TestARewindGoesBackToWhatIsArchived(t *testing.T) {
 	}
 	w.exec(`UPDATE outflow_consumer SET filters = '{>}'`)
 
-	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:5", Confirm: func(*Plan) error { return nil }}))
+	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:5",
+		Confirm: func(*Plan) error { return nil }}))
 	if got := w.text(`SELECT seq || '@' || lsn FROM outflow_mark WHERE source = 'live' ORDER BY partition`); got !=
 		"4@0/40 4@0/40 4@0/40 4@0/40" {
 		t.Errorf("marks %s", got)

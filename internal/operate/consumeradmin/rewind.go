@@ -66,8 +66,8 @@ func (p *Plan) Lines() []string {
 		lines = append(lines, "again    no event of its filter")
 	}
 	if p.Archived > 0 {
-		lines = append(lines, fmt.Sprintf("archive  %s%d of them are in the archive alone: the consumer needs "+
-			"Config.Archive", about, p.Archived))
+		lines = append(lines, fmt.Sprintf("archive  %s%d of them are in the archive alone: the consumer "+
+			"needs Config.Archive", about, p.Archived))
 	}
 	if p.Parked > 0 {
 		lines = append(lines, fmt.Sprintf("parked   %d of them are parked: they come again in their order, "+

@@ -11,8 +11,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 )
 
-// checkArchived refuses a snapshot into a new stream where an earlier one of that name was archived: the table
-// may have only what is left of its rows, and the snapshot would pass for all of them.
+// checkArchived refuses a snapshot into a new stream where an earlier one of that name was archived: the
+// table may have only what is left of its rows, and the snapshot would pass for all of them.
 func (s *snapshot) checkArchived(ctx context.Context) error {
 	if s.cfg.Archive.URL == "" {
 		return nil
@@ -53,11 +53,12 @@ func (s *snapshot) checkArchived(ctx context.Context) error {
 			return err
 		}
 		if len(a.Segments) > 0 {
-			return refuse("snapshot_archived", "Make the stream again with `outflow archive restore`, and let "+
-				"`outflow repair` publish the rows that it lacks. If the archived messages are not to count, say "+
-				"--archive.url \"\" with this command, or give the new stream another name",
-				"the archive has messages of a stream %s up to sequence %d (%s): rows that are there alone would "+
-					"be missing from a snapshot of the table", s.cfg.Stream, a.Next()-1, folder)
+			return refuse("snapshot_archived", "Make the stream again with `outflow archive restore`, "+
+				"and let `outflow repair` publish the rows that it lacks. If the archived messages "+
+				"are not to count, say --archive.url \"\" with this command, or give the new stream "+
+				"another name",
+				"the archive has messages of a stream %s up to sequence %d (%s): rows that are there "+
+					"alone would be missing from a snapshot of the table", s.cfg.Stream, a.Next()-1, folder)
 		}
 	}
 	return nil

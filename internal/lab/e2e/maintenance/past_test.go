@@ -17,15 +17,16 @@ import (
 )
 
 // TestStreamAndTableComeBackFromTheArchive: both are gone, the stream and the rows of the table. The archive
-// brings back the messages under their sequences, and the rows as they were in all columns that messages carry,
-// each time through a kill. Nothing is published a second time.
+// brings back the messages under their sequences, and the rows as they were in all columns that messages
+// carry, each time through a kill. Nothing is published a second time.
 func TestStreamAndTableComeBackFromTheArchive(t *testing.T) {
 	t.Parallel()
 	r := &retained{t: t, Installation: harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(),
 		"past", "ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s",
 		"HEADERS=Kind=kind,Created=created_at", "SUBJECT=outbox.{tenant}.{doc_id}")}
 	harness.Exec(t, r.Conn, `CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
-		tenant text NOT NULL DEFAULT 't', doc_id text NOT NULL, actor_id text NOT NULL, counter bigint NOT NULL,
+		tenant text NOT NULL DEFAULT 't', doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL,
 		seq_key text NOT NULL GENERATED ALWAYS AS (actor_id || ':' || lpad(counter::text, 20, '0')) STORED,
 		kind text, payload jsonb NOT NULL, created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
 		note text DEFAULT 'put back')`)
