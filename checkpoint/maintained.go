@@ -17,13 +17,14 @@ const maxMaintained = 64 << 10
 // touches the record.
 func (s *Store) SaveMaintained(ctx context.Context, doc []byte) error {
 	if len(doc) > maxMaintained {
-		return fmt.Errorf("write %s: %d bytes are more than %d", s.beside(maintainedKey(s.cfg.Slot)), len(doc),
-			maxMaintained)
+		return fmt.Errorf("write %s: %d bytes are more than %d", s.beside(maintainedKey(s.cfg.Slot)),
+			len(doc), maxMaintained)
 	}
 	return s.saveBeside(ctx, s.beside(maintainedKey(s.cfg.Slot)), doc)
 }
 
-// Maintained returns what [Store.SaveMaintained] has stored last, and when, by the broker's clock; nil: nothing.
+// Maintained returns what [Store.SaveMaintained] has stored last, and when, by the broker's clock; nil:
+// nothing.
 func (s *Store) Maintained(ctx context.Context) (doc []byte, stored time.Time, err error) {
 	m, err := s.api.Message(ctx, s.stream, jsapi.MessageRequest{Last: s.beside(maintainedKey(s.cfg.Slot))})
 	if jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound) {

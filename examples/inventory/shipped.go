@@ -23,8 +23,9 @@ func ship() consumer.Handler {
 	return consumer.Mux{
 		Types: map[string]consumer.Handler{"shipped": consumer.JSON(
 			func(ctx context.Context, tx pgx.Tx, _ *consumer.Event, m movement) error {
-				_, err := tx.Exec(ctx, `INSERT INTO shipped VALUES ($1, $2, $3, 1) ON CONFLICT (warehouse, sku)
-					DO UPDATE SET quantity = shipped.quantity + excluded.quantity, events = shipped.events + 1`,
+				_, err := tx.Exec(ctx, `INSERT INTO shipped VALUES ($1, $2, $3, 1)
+					ON CONFLICT (warehouse, sku) DO UPDATE SET events = shipped.events + 1,
+						quantity = shipped.quantity + excluded.quantity`,
 					m.Warehouse, m.SKU, m.Quantity)
 				return err
 			})},

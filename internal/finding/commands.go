@@ -65,8 +65,8 @@ var commands = []Finding{
 		Runbook: "[What leaves the stream](retention.md#the-stream)."},
 	{Code: "archive_behind", Severity: Warning,
 		Title: "The archive is far behind the stream",
-		Hint: "Nothing that is not archived leaves table or stream. See what `outflow maintain` logs, or run " +
-			"`outflow archive run`.",
+		Hint: "Nothing that is not archived leaves table or stream. See what `outflow maintain` logs, or " +
+			"run `outflow archive run`.",
 		Runbook: "[Maintain](retention.md#maintain)."},
 	{Code: "maintain_absent", Severity: Warning,
 		Title: "Nobody runs outflow maintain any more",

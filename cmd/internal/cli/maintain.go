@@ -76,7 +76,8 @@ that fared worst, as the commands of the parts have them.`,
 }
 
 // maintainPages serves what outflow maintain knows of itself, where maintain.listen is set.
-func maintainPages(ctx context.Context, cfg config.Config, c *maintain.Config) (stop func() error, err error) {
+func maintainPages(ctx context.Context, cfg config.Config, c *maintain.Config) (stop func() error,
+	err error) {
 	if cfg.Maintain.Listen == "" {
 		return func() error { return nil }, nil
 	}
@@ -121,7 +122,9 @@ func monitor(cfg config.Config, log *slog.Logger) *maintain.Monitor {
 		if err != nil {
 			return err
 		}
-		return wiring.WithStore(ctx, cfg, func(s *checkpoint.Store) error { return s.SaveMaintained(ctx, text) })
+		return wiring.WithStore(ctx, cfg, func(s *checkpoint.Store) error {
+			return s.SaveMaintained(ctx, text)
+		})
 	}
 	return m
 }
@@ -139,7 +142,8 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 			return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}.Connect(ctx)
 		}}
 	if cfg.Archive.URL != "" {
-		c.Parts = append(c.Parts, maintain.Part{Name: "archive", Run: func(ctx context.Context, m *watch.Maintained) error {
+		c.Parts = append(c.Parts, maintain.Part{Name: "archive", Run: func(ctx context.Context,
+			m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
 			defer cancel()
 			report, err := archive.Run(ctx, cfg, log, archive.Options{Hit: hit})
@@ -155,7 +159,8 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 		}})
 	}
 	if cfg.Source.Rows() {
-		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context, _ *watch.Maintained) error {
+		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context,
+			_ *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
 			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true, Hit: hit,
@@ -169,7 +174,8 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 	}
 	if r := cfg.Retain.Stream; r.Age > 0 || r.Size > 0 || r.Messages > 0 {
 		o := a.streamOptions(cfg, urls, true)
-		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context, m *watch.Maintained) error {
+		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context,
+			m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 			defer cancel()
 			report, err := streamretain.Run(ctx, cfg, log, o)

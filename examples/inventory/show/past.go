@@ -52,8 +52,8 @@ func (p *play) past(ctx context.Context, v *verdict) error {
 	}); err != nil {
 		return err
 	}
-	p.Say("past       %d rows have left the table, and the stream begins at event %d: the archive has the others",
-		v.dropped, v.first)
+	p.Say("past       %d rows have left the table, and the stream begins at event %d: the archive has the "+
+		"others", v.dropped, v.first)
 
 	_, err = p.Command(ctx, "replay", "--seq", fmt.Sprintf("1..%d", until), "--to", "stream:"+pastStream)
 	if err != nil {
@@ -93,8 +93,8 @@ func (p *play) past(ctx context.Context, v *verdict) error {
 		}
 	}
 	v.items = len(got)
-	p.Say("projection what was ever shipped, which nobody had asked for before: %d events of the archive, %d items",
-		events, v.items)
+	p.Say("projection what was ever shipped, which nobody had asked for before: %d events of the archive, "+
+		"%d items", events, v.items)
 	return err
 }
 

@@ -102,7 +102,8 @@ func (p *play) model(ctx context.Context) (map[string]int64, error) {
 // shipped adds up what was shipped in the first events of the stream, which it still has all of.
 func (p *play) shipped(ctx context.Context, until int) (sums map[string]int64, events int, err error) {
 	sums = map[string]int64{}
-	err = p.each(ctx, uint64(until), func(kind, item string, quantity int64) error { //nolint:gosec // not below 0
+	last := uint64(until) //nolint:gosec // not below 0
+	err = p.each(ctx, last, func(kind, item string, quantity int64) error {
 		if kind == "shipped" {
 			sums[item], events = sums[item]+quantity, events+1
 		}
@@ -112,7 +113,8 @@ func (p *play) shipped(ctx context.Context, until int) (sums map[string]int64, e
 }
 
 // each reads the stream's messages up to a sequence.
-func (p *play) each(ctx context.Context, last uint64, do func(kind, item string, quantity int64) error) error {
+func (p *play) each(ctx context.Context, last uint64,
+	do func(kind, item string, quantity int64) error) error {
 	s, err := p.JS.Stream(ctx, "STOCK")
 	if err != nil {
 		return err
@@ -130,7 +132,8 @@ func (p *play) each(ctx context.Context, last uint64, do func(kind, item string,
 		if err := json.Unmarshal(m.Data, &v); err != nil {
 			return fmt.Errorf("message %d: %w", seq, err)
 		}
-		if err := do(m.Header.Get("Event-Type"), "main/"+v.Item+v.SKU, v.Quantity+v.Boxes*v.PerBox); err != nil {
+		err = do(m.Header.Get("Event-Type"), "main/"+v.Item+v.SKU, v.Quantity+v.Boxes*v.PerBox)
+		if err != nil {
 			return fmt.Errorf("message %d: %w", seq, err)
 		}
 	}

@@ -58,8 +58,8 @@ func Listen(ctx context.Context, setting, addr string) (net.Listener, error) {
 		return nil, &outbox.Fault{
 			Class: outbox.Usage, Code: "listen", Err: err,
 			Message: fmt.Sprintf("%s: %s cannot be used", setting, addr),
-			Hint: fmt.Sprintf(`Set %s (OUTFLOW_%s, --%[1]s) to a free address, or to "" to switch the pages off`,
-				setting, strings.ToUpper(strings.ReplaceAll(setting, ".", "_"))),
+			Hint: fmt.Sprintf(`Set %s (OUTFLOW_%s, --%[1]s) to a free address, or to "" to switch the pages `+
+				`off`, setting, strings.ToUpper(strings.ReplaceAll(setting, ".", "_"))),
 		}
 	}
 	return l, nil

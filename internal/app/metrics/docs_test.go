@@ -45,7 +45,8 @@ func everything(t *testing.T) []*dto.MetricFamily {
 			Blocked: []watch.Blocked{{Slot: "debezium", Since: now}}},
 		Maintenance: watch.Maintenance{Read: read, Maintained: &watch.Maintained{At: now,
 			Interval: time.Minute, Archive: &watch.Archived{Oldest: now}, Kept: &watch.Kept{},
-			Parts: []watch.MaintainPart{{Name: "archive", Succeeded: now, Failing: now, Code: "archive_gap"}}}},
+			Parts: []watch.MaintainPart{{Name: "archive", Succeeded: now, Failing: now,
+				Code: "archive_gap"}}}},
 	}
 	reading.Postgres.Certificates = []watch.Certificate{{Side: "server", Until: now}}
 	reading.NATS.Certificates = []watch.Certificate{{Side: "client", Until: now}}
@@ -62,7 +63,9 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	}).Gather()
 	must.Succeed(t, err)
 	for _, f := range ofMaintain {
-		if !slices.ContainsFunc(families, func(o *dto.MetricFamily) bool { return o.GetName() == f.GetName() }) {
+		if !slices.ContainsFunc(families, func(o *dto.MetricFamily) bool {
+			return o.GetName() == f.GetName()
+		}) {
 			families = append(families, f)
 		}
 	}
@@ -226,8 +229,8 @@ var sections = []struct {
 		"`consumer`, as long as an instance reads. How far these are is in their database, and in [their " +
 		"own metrics](consumer.md): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
 		regexp.MustCompile(`^stream_consumer.*$`)},
-	{"Retention and archive", "What [`outflow maintain`](retention.md#maintain) does. It serves them itself where " +
-		"`maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the rest as " +
+	{"Retention and archive", "What [`outflow maintain`](retention.md#maintain) does. It serves them " +
+		"itself where `maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the rest as " +
 		"`outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
 		regexp.MustCompile(`^(maintain_.*|partitions_.*|rows_.*|archive_.*|stream_kept_.*)$`)},
 	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},

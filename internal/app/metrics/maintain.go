@@ -43,12 +43,12 @@ var (
 		"does or PostgreSQL is away. From outflow maintain alone.")
 	maintainReported = describe("maintain_reported_timestamp_seconds", "When outflow maintain last had "+
 		"done, or tried, all of its parts. No series before the first time.")
-	maintainInterval = describe("maintain_interval_seconds", "How often that is: maintain.every as in force; "+
-		"of maintain --once the time between the last two. No series before the second one.")
+	maintainInterval = describe("maintain_interval_seconds", "How often that is: maintain.every as in "+
+		"force; of maintain --once the time between the last two. No series before the second one.")
 	partSuccess = describe("maintain_part_success_timestamp_seconds", "When a part of outflow maintain "+
 		"(archive, partition, stream) last ended without a fault.", "part")
-	partFault = describe("maintain_part_fault", "1, while a part of outflow maintain fails, with the fault's "+
-		"code: empty for what is not in the catalogue, such as a connection that was cut. No series "+
+	partFault = describe("maintain_part_fault", "1, while a part of outflow maintain fails, with the "+
+		"fault's code: empty for what is not in the catalogue, such as a connection that was cut. No series "+
 		"otherwise.", "part", "code")
 	partFailing = describe("maintain_part_failing_since_timestamp_seconds", "Since when a part of outflow "+
 		"maintain fails. No series while it does not.", "part")
@@ -68,15 +68,15 @@ var (
 		"stored. No series while there is none.")
 	archiveAge = describe("archive_segment_age_seconds", "archive.segment_age as in force: so old messages "+
 		"get before a segment that is not full is written.")
-	streamKept = describe("stream_kept_messages", "Messages of the stream that are beyond retain.stream.age, "+
-		"size or messages and stay, with what needs the oldest of them: confirmed, archive, memory, "+
+	streamKept = describe("stream_kept_messages", "Messages of the stream that are beyond "+
+		"retain.stream.age, size or messages and stay, with what needs the oldest of them: confirmed, archive, memory, "+
 		"consumer and its name, and others as in outflow stream plan. No series where none of the three "+
 		"is set.", "by")
 )
 
 // maintenance are those that outflow maintain has.
-var maintenance = []*prometheus.Desc{maintainActive, maintainReported, maintainInterval, partSuccess, partFault,
-	partFailing, partitionsAhead, partitionsEnd, rowsBlocked, archiveSequence, archiveWaiting, archiveOldest,
+var maintenance = []*prometheus.Desc{maintainActive, maintainReported, maintainInterval, partSuccess,
+	partFault, partFailing, partitionsAhead, partitionsEnd, rowsBlocked, archiveSequence, archiveWaiting, archiveOldest,
 	archiveAge, streamKept}
 
 func (g gauges) partitions(p *watch.Partitions) {

@@ -155,8 +155,9 @@ func TestRetentionIsShownWhereItIsInUse(t *testing.T) {
 		"a slot is behind": {func(p *watch.Partitions, _ *watch.Maintained) {
 			p.Blocked = []watch.Blocked{{Slot: "debezium", Since: now.Add(-2 * time.Hour)}}
 		}, "warning good good", "debezium, 2 h"},
-		"rows of a plain table": {func(p *watch.Partitions, _ *watch.Maintained) { p.Ranges, p.Ahead = false, 0 },
-			"good good good", "Old rows"},
+		"rows of a plain table": {func(p *watch.Partitions, _ *watch.Maintained) {
+			p.Ranges, p.Ahead = false, 0
+		}, "good good good", "Old rows"},
 		"the archive is behind": {func(_ *watch.Partitions, m *watch.Maintained) {
 			m.Archive.Oldest = now.Add(-2 * time.Hour)
 		}, "good warning good", "behind"},

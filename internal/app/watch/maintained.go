@@ -16,7 +16,7 @@ import (
 type Partitions struct {
 	Read
 	Managed bool      `json:"managed"`           // by Outflow, which has made its table of states
-	Ranges  bool      `json:"ranges"`            // the outbox is partitioned by ranges of time, each of which ends
+	Ranges  bool      `json:"ranges"`            // of time, each of which ends
 	Ahead   int       `json:"ahead"`             // so many partitions begin later than now
 	Until   time.Time `json:"until,omitzero"`    // where the last one ends
 	Blocked []Blocked `json:"blocked,omitempty"` // one for each slot, longest first, at most [MaxBlocked]
@@ -35,8 +35,9 @@ type Blocked struct {
 // Maintained is what outflow maintain says of itself, and has left in the bucket of the checkpoint record.
 // The JSON names are stable.
 type Maintained struct {
-	At       time.Time      `json:"at"`       // when that was; stored by the process's clock, read by the broker's
-	Interval time.Duration  `json:"interval"` // maintain.every; of --once the time since the last one; 0: not known
+	At time.Time `json:"at"` // when that was, by the broker's clock where it was read from there
+	// maintain.every; of --once the time since the last one; 0: not known
+	Interval time.Duration  `json:"interval"`
 	Once     bool           `json:"once,omitempty"`
 	Host     string         `json:"host,omitempty"`
 	PID      int            `json:"pid"`

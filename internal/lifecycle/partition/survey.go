@@ -109,7 +109,8 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 	return nil
 }
 
-// Watched returns what reads a survey of the outbox of these settings for the watcher; nil: there is no table.
+// Watched returns what reads a survey of the outbox of these settings for the watcher; nil: there is no
+// table.
 func Watched(cfg config.Config) func(context.Context, catalog.Querier) (watch.Partitions, error) {
 	if !cfg.Source.Rows() {
 		return nil

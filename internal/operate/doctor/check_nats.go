@@ -208,8 +208,8 @@ var recordChecks = []check{
 	}, run: func(f *Facts, r *reporter) {
 		a := f.Maintained.Archive
 		if a.Behind(f.Now) {
-			r.find("archive_behind", "the archive ends at sequence %d; %d confirmed messages wait, the oldest "+
-				"since %s", a.Sequence, a.Messages, a.Oldest.UTC().Format("2006-01-02 15:04:05 UTC"))
+			r.find("archive_behind", "the archive ends at sequence %d; %d confirmed messages wait, the "+
+				"oldest since %s", a.Sequence, a.Messages, a.Oldest.UTC().Format("2006-01-02 15:04:05 UTC"))
 		}
 		r.ok("archived up to sequence %d", a.Sequence)
 	}},

@@ -87,8 +87,8 @@ func (m *Monitor) begin(ctx context.Context, c *Config, once bool) {
 	doc.Parts = nil
 	for _, p := range c.Parts {
 		part := watch.MaintainPart{Name: p.Name}
-		if i := slices.IndexFunc(before.Parts, func(b watch.MaintainPart) bool { return b.Name == p.Name }); i >= 0 {
-			part = before.Parts[i]
+		if b := before.Part(p.Name); b != nil {
+			part = *b
 		}
 		doc.Parts = append(doc.Parts, part)
 	}
@@ -207,7 +207,8 @@ func (m *Monitor) Ready() (ok bool, says string) {
 	for _, p := range m.doc.Parts {
 		if m.active() && !p.Failing.IsZero() {
 			ok = false
-			says += fmt.Sprintf("%s fails since %s: %s\n", p.Name, p.Failing.UTC().Format(time.RFC3339), p.Message)
+			says += fmt.Sprintf("%s fails since %s: %s\n", p.Name, p.Failing.UTC().Format(time.RFC3339),
+				p.Message)
 		}
 	}
 	return ok, says

@@ -53,7 +53,8 @@ func TestMaintainOutlastsASlotAndNATS(t *testing.T) {
 	m, at := r.pages()
 	rounds := r.rounds(at)
 	r.waits(m, "day_1 day_2 day_3", rounds) // outflow run was not started yet
-	r.showsAfter(func() {}, at, "/metrics", 200, `outflow_rows_blocked_since_timestamp_seconds{by="`+r.Slot+`",.*} \d`)
+	r.showsAfter(func() {}, at, "/metrics", 200,
+		`outflow_rows_blocked_since_timestamp_seconds{by="`+r.Slot+`",.*} \d`)
 	r.Start()
 	r.goes(m)
 
@@ -109,13 +110,15 @@ func TestOneOfTwoMaintainsSleepsBetweenArchiveAndDrop(t *testing.T) {
 		t.Fatalf("%d rows", got)
 	}
 	// as PostgreSQL does by itself where the host is gone
-	harness.Exec(t, r.Conn, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted
-		AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()`)
+	harness.Exec(t, r.Conn, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'
+		AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		AND pid <> pg_backend_pid()`)
 	second.says("this one goes on")
 	r.goes(second)
 	// a table of that name that is somebody else's by now
 	harness.Exec(t, r.Conn, "CREATE TABLE day_1 (LIKE outbox INCLUDING GENERATED INCLUDING DEFAULTS)")
-	harness.Exec(t, r.Conn, "INSERT INTO day_1 (doc_id, actor_id, counter, payload) VALUES ('late', 'a', 1, '{}')")
+	harness.Exec(t, r.Conn, "INSERT INTO day_1 (doc_id, actor_id, counter, payload) VALUES ('late', 'a', 1, "+
+		"'{}')")
 	harness.Must(t, sleeper.child.Signal(syscall.SIGCONT))
 	sleeper.says("standing by")
 	if got := harness.Value[int](t, r.Conn, "SELECT count(*) FROM day_1"); got != 1 {
@@ -128,12 +131,13 @@ func TestOneOfTwoMaintainsSleepsBetweenArchiveAndDrop(t *testing.T) {
 // detached is the one partition that is detached.
 func (r *retained) detached() string {
 	r.t.Helper()
-	return harness.Value[string](r.t, r.Conn, "SELECT name FROM outflow_partitions WHERE state IN ('sealed', "+
-		"'durable', 'archived', 'verified')")
+	return harness.Value[string](r.t, r.Conn, "SELECT name FROM outflow_partitions WHERE state IN "+
+		"('sealed', 'durable', 'archived', 'verified')")
 }
 
-// TestTheStreamIsDeletedAfterPartitionsWereDropped: the archive has what neither has any more. outflow maintain
-// lets nothing further go, the archive and a repair bring back every message, byte for byte, and it goes on.
+// TestTheStreamIsDeletedAfterPartitionsWereDropped: the archive has what neither has any more. outflow
+// maintain lets nothing further go, the archive and a repair bring back every message, byte for byte, and it
+// goes on.
 func TestTheStreamIsDeletedAfterPartitionsWereDropped(t *testing.T) {
 	t.Parallel()
 	r := newMaintained(t, "deleted", "RETAIN_STREAM_MESSAGES=5")
@@ -217,14 +221,14 @@ func TestMaintainStopsAtAFenceInTheFuture(t *testing.T) {
 	rounds := r.rounds(at)
 	harness.Eventually(t, "a partition is sealed", func() error {
 		r.beat()
-		if n := harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = 'sealed'"); n == 0 {
+		if harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = 'sealed'") == 0 {
 			return errors.New(m.log.String())
 		}
 		return nil
 	}, m.child)
 	harness.Exec(t, r.Conn, "UPDATE outflow_partitions SET fence = 'FFFF/0' WHERE state = 'sealed'")
 	harness.Exec(t, r.Conn, "SELECT pg_drop_replication_slot($1)", r.Slot+"_other")
-	m.says("server_behind")
+	m.says("before the fence of")
 	before := harness.Metric(t, at, "outflow_archive_sequence")
 	harness.Eventually(t, "the archive goes on", func() error {
 		r.beat()
@@ -240,21 +244,22 @@ func TestMaintainStopsAtAFenceInTheFuture(t *testing.T) {
 	r.waits(m, left, rounds)
 	r.shows(at, "/metrics", 200, `outflow_maintain_part_fault{code="server_behind",part="partition",.*} 1`)
 	// as its hint says
-	harness.Exec(t, r.Conn, "UPDATE outflow_partitions SET state = 'detaching', fence = NULL WHERE fence = 'FFFF/0'")
+	harness.Exec(t, r.Conn, "UPDATE outflow_partitions SET state = 'detaching', fence = NULL WHERE fence = "+
+		"'FFFF/0'")
 	r.goes(m)
 	r.MustStop(t)
 }
 
-// TestMaintainLetsNoRowGoThatWasNeverPublished: a partition is attached with rows of its own. They are counted
-// and named, and stay until somebody accepts exactly so many, beside outflow maintain.
+// TestMaintainLetsNoRowGoThatWasNeverPublished: a partition is attached with rows of its own. They are
+// counted and named, and stay until somebody accepts exactly so many, beside outflow maintain.
 func TestMaintainLetsNoRowGoThatWasNeverPublished(t *testing.T) {
 	t.Parallel()
 	r := newMaintained(t, "attached")
 	m := r.maintain()
 	r.goes(m)
 	harness.Exec(t, r.Conn, "CREATE TABLE day_1 (LIKE outbox INCLUDING GENERATED INCLUDING DEFAULTS)")
-	harness.Exec(t, r.Conn, "INSERT INTO day_1 (doc_id, actor_id, counter, payload, created_at) SELECT 'old', 'a', n, "+
-		"'{}', '2024-05-01 12:00Z' FROM generate_series(1, 12) n")
+	harness.Exec(t, r.Conn, "INSERT INTO day_1 (doc_id, actor_id, counter, payload, created_at) SELECT 'old', "+
+		"'a', n, '{}', '2024-05-01 12:00Z' FROM generate_series(1, 12) n")
 	harness.Exec(t, r.Conn, "ALTER TABLE outbox ATTACH PARTITION day_1 FOR VALUES FROM ('2024-05-01') TO "+
 		"('2024-05-02')")
 	harness.Eventually(t, "the rows are refused", func() error {

@@ -31,8 +31,8 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
 	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "loaded",
-		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY=2s", "RETAIN_TABLE_EVERY=2s", "RETAIN_TABLE_AHEAD=64",
-		"RETAIN_TABLE_SLACK=0s", "RETAIN_STREAM_MESSAGES=20", "SINK_DURABLE_AFTER=0s",
+		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY=2s", "RETAIN_TABLE_EVERY=2s",
+		"RETAIN_TABLE_AHEAD=64", "RETAIN_TABLE_SLACK=0s", "RETAIN_STREAM_MESSAGES=20", "SINK_DURABLE_AFTER=0s",
 		"ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s", "MAINTAIN_EVERY=1s")
 	f.Init()
 	harness.Exec(t, f.Conn, "CREATE TABLE written (id uuid PRIMARY KEY)")
@@ -46,8 +46,10 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 	var late atomic.Int64
 	go func() {
 		for n := 1; !stopping.Load(); n++ {
-			_, err := conn.Exec(t.Context(), `WITH n AS (INSERT INTO outbox (doc_id, actor_id, counter, payload)
-				VALUES ('doc' || $1 % 5, 'a', $1, '{}') RETURNING id) INSERT INTO written SELECT id FROM n`, n)
+			_, err := conn.Exec(t.Context(), `WITH n AS (
+				INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				VALUES ('doc' || $1 % 5, 'a', $1, '{}') RETURNING id)
+				INSERT INTO written SELECT id FROM n`, n)
 			var refused *pgconn.PgError
 			switch {
 			case errors.As(err, &refused) && refused.Code == noPartition:
@@ -67,8 +69,8 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 		return s.CachedInfo().State.FirstSeq
 	}
 	dropped := func() int {
-		return harness.Value[int](t, f.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = 'dropped' "+
-			"AND rows > 0")
+		return harness.Value[int](t, f.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = "+
+			"'dropped' AND rows > 0")
 	}
 	// A reader that is killed leaves its consumer, which holds the stream for as long as JetStream keeps it.
 	forget := func() {
@@ -88,7 +90,8 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 		partitions, seq := dropped(), first()
 		harness.Eventually(t, "partitions and messages go", func() error {
 			if dropped() <= partitions || first() <= seq {
-				return fmt.Errorf("%d dropped, the stream begins at %d: %s", dropped(), first(), m.log.String())
+				return fmt.Errorf("%d dropped, the stream begins at %d: %s", dropped(), first(),
+					m.log.String())
 			}
 			return nil
 		}, m.child)
@@ -148,7 +151,8 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 			t.Errorf("event %s was written: %v, and is there %d times", id, want[id], n)
 		}
 	}
-	if left := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox"); left >= len(want) || first() < 2 {
+	left := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox")
+	if left >= len(want) || first() < 2 {
 		t.Errorf("%d of %d rows are left in the table, and the stream begins at %d: nothing went", left,
 			len(want), first())
 	}

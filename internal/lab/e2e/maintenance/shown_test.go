@@ -105,7 +105,8 @@ func TestMaintainShowsItself(t *testing.T) {
 		}
 		return nil
 	})
-	fails := []string{`outflow_maintain_part_fault{code="archive_gap",part="archive",slot="` + r.Slot + `"} 1$`,
+	fails := []string{
+		`outflow_maintain_part_fault{code="archive_gap",part="archive",slot="` + r.Slot + `"} 1$`,
 		`outflow_maintain_part_failing_since_timestamp_seconds{part="archive",.*} \d`}
 	r.shows(first, "/metrics", 200, fails...)
 	r.shows(r.Outflow, "/metrics", 200, fails...)
@@ -120,9 +121,11 @@ func TestMaintainShowsItself(t *testing.T) {
 // cost their own rows alone.
 func TestThePageOfRunDependsOnNoneOfIt(t *testing.T) {
 	t.Parallel()
-	r := newMaintainedAt(t, pgtest.Own(t, 0), "unread") // a transaction that is open keeps others from making slots
+	// a server of its own: a transaction that is open keeps others from making slots
+	r := newMaintainedAt(t, pgtest.Own(t, 0), "unread")
 	r.shows(r.Outflow, "/metrics", 200, `outflow_partitions_ahead{.*} [345]$`)
-	store := checkpoint.NewStore(jsapi.New(r.JS.Conn(), ""), checkpoint.StoreConfig{Stream: r.Stream, Slot: r.Slot})
+	store := checkpoint.NewStore(jsapi.New(r.JS.Conn(), ""),
+		checkpoint.StoreConfig{Stream: r.Stream, Slot: r.Slot})
 	harness.Must(t, store.SaveMaintained(t.Context(), []byte(`{"parts": 7}`)))
 	r.shows(r.Outflow, "/status.json", 200, `.*"maintenance":{[^}]*"error":"what outflow maintain has left`)
 	lock := harness.Connect(t, r.URL)

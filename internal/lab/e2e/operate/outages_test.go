@@ -128,7 +128,8 @@ func (s *scene) consume(cfg consume.Config, h consume.Handler) (stop func()) {
 func newMaintained(t *testing.T) *scene {
 	t.Helper()
 	s := newScene(t, pgtest.Own(t, 0), natstest.Server(t).URL(), "INIT_PARTITION_BY=written_at",
-		"ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s", "RETAIN_TABLE_SLACK=0s", "MAINTAIN_EVERY=1s")
+		"ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s", "RETAIN_TABLE_SLACK=0s",
+		"MAINTAIN_EVERY=1s")
 	s.maintain()
 	return s
 }
@@ -152,7 +153,8 @@ func (s *scene) maintain() {
 	harness.Eventually(s.t, "outflow maintain has done all of its parts", func() error {
 		at := &harness.Outflow{T: s.t, Listen: s.pages}
 		s.write(1, "")
-		if _, page := at.Get("/metrics"); !strings.Contains(page, "outflow_maintain_reported_timestamp_seconds{") {
+		_, page := at.Get("/metrics")
+		if !strings.Contains(page, "outflow_maintain_reported_timestamp_seconds{") {
 			return errors.New(s.said.String())
 		}
 		return nil
