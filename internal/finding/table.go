@@ -88,6 +88,18 @@ var table = []Finding{
 		Hint: "Mend what the message names, or leave cluster.subscription out: the home publishes its " +
 			"rows itself.",
 		Runbook: "[What a subscription must be](clusters.md#the-rows-of-another-cluster)."},
+	{Code: "cluster_mesh", Severity: Error,
+		Title: "The clusters do not replicate the outbox from each to each other one",
+		Hint: "Each cluster needs a subscription with `origin = none` from each of the others, and " +
+			"cluster.count must be how many there are. Else rows go round, or are missing somewhere."},
+	{Code: "cluster_skips", Severity: Error,
+		Title: "A subscription is to skip a transaction",
+		Hint: "Mend the conflict instead, and take it back with `ALTER SUBSCRIPTION ... SKIP (lsn = " +
+			"NONE)`: no other cluster can publish the rows of a transaction that was skipped there."},
+	{Code: "cluster_lag", Severity: Warning,
+		Title: "Rows of another cluster come late, or not at all",
+		Hint: "Look at pg_stat_subscription and at the server's log. cluster.maximum_delay should be more " +
+			"than four times what rows usually take."},
 	{Code: "publication_partition", Severity: Critical, Classes: fatal,
 		Title: "A partition is unlogged or foreign, so its rows never reach the WAL",
 		Hint:  "Make it an ordinary logged table, or detach it."},

@@ -35,6 +35,7 @@ func healthy(t *testing.T) *Facts {
 	}
 	cfg.Postgres.URL, cfg.Postgres.WriteURL = "postgres://db1/app", "postgres://db1/app"
 	cfg.Reorder.Mode = config.ModeGap
+	cfg.Cluster = config.Cluster{ID: 1, Count: 2, MaximumDelay: 10 * time.Second}
 	text := func(name string, n int16) catalog.Column {
 		return catalog.Column{Name: name, Number: n, TypeOID: 25, TypeName: "text", NotNull: true,
 			Category: "S"}
@@ -74,6 +75,8 @@ func healthy(t *testing.T) *Facts {
 		Table:       TableStats{Rows: 5000, Dead: 10},
 		Publication: publication{Identity: published},
 		Rows:        Rows{Looked: 100, Largest: 5000},
+		Subscriptions: []Subscription{{Name: "from_2", Origin: "none", Skip: "0/0", Enabled: true,
+			Running: true, Seconds: 0.1}},
 		NATS: &Broker{Server: "n1 at 10.0.0.1:4222", Version: "2.12.0", RoundTrip: time.Millisecond,
 			Cluster: "c", Link: link},
 		Account:   Account{Storage: 10, Limits: AccountLimits{Storage: 100}},
@@ -412,6 +415,13 @@ var harm = []struct {
 	{"consumers.parked", "events_parked", "error", func(f *Facts) {
 		f.Parked = []Parked{{Consumer: "search", Events: 1, Seconds: 4000}}
 	}},
+
+	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) { f.Subscriptions = nil }},
+	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) { f.Subscriptions[0].Origin = "any" }},
+	{"cluster.skips", "cluster_skips", "error", func(f *Facts) { f.Subscriptions[0].Skip = "0/17" }},
+	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Seconds = 2.6 }},
+	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Running = false }},
+	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Enabled = false }},
 
 	{"host.spill_dir", "spill_dir", "error", func(f *Facts) { f.Host.SpillError = "permission denied" }},
 	{"host.spill_dir", "spill_memory", "warning", func(f *Facts) { f.Host.SpillMemory = true }},

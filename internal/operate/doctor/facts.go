@@ -27,20 +27,21 @@ type source string
 
 // The sources. Those below a connection are missing where it is.
 const (
-	srcPostgres    source = "the connection to PostgreSQL"
-	srcReplication source = "the replication connection"
-	srcWriter      source = "the connection that heartbeats are written over"
-	srcSettings    source = "PostgreSQL's settings"
-	srcSlots       source = "the replication slots"
-	srcActivity    source = "open transactions"
-	srcServer      source = "PostgreSQL's statistics"
-	srcTable       source = "the table"
-	srcTableStats  source = "the table's statistics"
-	srcPartitions  source = "the table's partitions"
-	srcPublication source = "the publication"
-	srcRows        source = "the table's newest rows"
-	srcParked      source = "parked events"
-	srcMarks       source = "the marks of consumers"
+	srcPostgres      source = "the connection to PostgreSQL"
+	srcReplication   source = "the replication connection"
+	srcWriter        source = "the connection that heartbeats are written over"
+	srcSettings      source = "PostgreSQL's settings"
+	srcSlots         source = "the replication slots"
+	srcActivity      source = "open transactions"
+	srcServer        source = "PostgreSQL's statistics"
+	srcTable         source = "the table"
+	srcTableStats    source = "the table's statistics"
+	srcPartitions    source = "the table's partitions"
+	srcPublication   source = "the publication"
+	srcRows          source = "the table's newest rows"
+	srcSubscriptions source = "the subscriptions"
+	srcParked        source = "parked events"
+	srcMarks         source = "the marks of consumers"
 
 	srcNATS      source = "the connection to NATS"
 	srcAccount   source = "the JetStream account"
@@ -76,7 +77,7 @@ var below = map[source]source{
 	srcActivity: srcPostgres,
 	srcServer:   srcPostgres, srcParked: srcPostgres, srcMarks: srcPostgres, srcTable: srcPostgres,
 	srcTableStats: srcTable, srcPartitions: srcTable,
-	srcPublication: srcTable, srcRows: srcTable,
+	srcPublication: srcTable, srcRows: srcTable, srcSubscriptions: srcTable,
 	srcAccount: srcNATS, srcStream: srcNATS, srcRecord: srcNATS, srcConsumers: srcNATS,
 }
 
@@ -120,23 +121,24 @@ type Facts struct {
 	mu      sync.Mutex // sources are read beside one another, each into fields of its own
 	missing map[source]missing
 
-	Postgres    *Server           // srcPostgres, srcReplication
-	Identity    relay.ServerState // srcReplication
-	Writer      Writer            // srcWriter
-	Settings    map[string]string // srcSettings, by name, in the unit of pg_settings
-	Slots       []Slot            // srcSlots
-	Activity    Activity          // srcActivity
-	Stats       Stats             // srcServer
-	Table       TableStats        // srcTableStats
-	Partitions  partition.Survey  // srcPartitions
-	Publication publication       // srcPublication
-	Rows        Rows              // srcRows
-	Parked      []Parked          // srcParked
-	Shared      []Shared          // srcMarks
-	NATS        *Broker           // srcNATS
-	Account     Account           // srcAccount
-	Stream      Stream            // srcStream
-	Maintained  *watch.Maintained // srcRecord; nil: outflow maintain was not run
+	Postgres      *Server           // srcPostgres, srcReplication
+	Identity      relay.ServerState // srcReplication
+	Writer        Writer            // srcWriter
+	Settings      map[string]string // srcSettings, by name, in the unit of pg_settings
+	Slots         []Slot            // srcSlots
+	Activity      Activity          // srcActivity
+	Stats         Stats             // srcServer
+	Table         TableStats        // srcTableStats
+	Partitions    partition.Survey  // srcPartitions
+	Publication   publication       // srcPublication
+	Rows          Rows              // srcRows
+	Subscriptions []Subscription    // srcSubscriptions
+	Parked        []Parked          // srcParked
+	Shared        []Shared          // srcMarks
+	NATS          *Broker           // srcNATS
+	Account       Account           // srcAccount
+	Stream        Stream            // srcStream
+	Maintained    *watch.Maintained // srcRecord; nil: outflow maintain was not run
 	// slot, record, stream and server, in the order in which a start reads them
 	Readings  checkpoint.Readings
 	Consumers []Consumer    // srcConsumers

@@ -362,6 +362,7 @@ func (r *pgReader) readRest(ctx context.Context) {
 	r.from(ctx, srcTableStats, r.readTableStats)
 	r.from(ctx, srcPartitions, r.readPartitions)
 	r.from(ctx, srcPublication, r.readPublication)
+	r.from(ctx, srcSubscriptions, r.readSubscriptions)
 	r.from(ctx, srcParked, r.readParked)
 	r.from(ctx, srcMarks, r.readShared)
 	r.from(ctx, srcRows, r.readRows)

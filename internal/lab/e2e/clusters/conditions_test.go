@@ -62,8 +62,20 @@ func TestASubscriptionThatHidesRowsIsRefused(t *testing.T) {
 			alter("SET (origin = any)")
 			o.MustFail(3, []string{"init"}, "origin = any", "origin = none")
 			alter("SET (origin = none)")
+			doctor := func(code int, says string) {
+				t.Helper()
+				harness.Eventually(t, "doctor says "+says, func() error { // a worker may just be starting
+					out, errOut, got := away.o.Run("doctor", "--only", "cluster")
+					if got != code || !strings.Contains(out, says) {
+						return fmt.Errorf("exit code %d, want %d:\n%s%s", got, code, out, errOut)
+					}
+					return nil
+				})
+			}
+			doctor(0, "1 subscriptions are applied")
 			alter("SKIP (lsn = '0/1')")
 			o.MustFail(3, []string{"init"}, "is to skip the transaction")
+			doctor(3, "cluster_skips")
 			alter("SKIP (lsn = NONE)")
 			harness.Exec(t, home.conn, "ALTER PUBLICATION replicated DROP TABLE outflow_control")
 			alter("REFRESH PUBLICATION")

@@ -1,0 +1,84 @@
+package doctor
+
+import (
+	"context"
+	"time"
+)
+
+// awayMajor is the first major on which a subscription says which origins it brings.
+const awayMajor = 160000
+
+// Subscription is one that brings rows of the outbox into this database.
+type Subscription struct {
+	Name    string  `json:"name"`
+	Origin  string  `json:"origin"`
+	Skip    string  `json:"skip"` // the transaction that is to be skipped; 0/0: none
+	Enabled bool    `json:"enabled"`
+	Running bool    `json:"running"` // its worker
+	Seconds float64 `json:"seconds"` // that the newest message was on its way
+	Errors  int64   `json:"errors"`  // of applying, since its statistics were reset
+}
+
+func (f *Facts) inCluster() bool {
+	return f.Config.Cluster.ID > 0 && f.Postgres != nil && f.Postgres.Number >= awayMajor && f.hasTable()
+}
+
+// readSubscriptions reads those that have the outbox. Below 16 they don't say what has to be known.
+func (r *pgReader) readSubscriptions(ctx context.Context) error {
+	if r.f.Layout == nil || !r.f.inCluster() {
+		return nil
+	}
+	return query(ctx, r.conn, &r.f.Subscriptions, many(`SELECT s.subname AS name, s.suborigin AS origin,
+			s.subskiplsn::text AS skip, s.subenabled AS enabled, w.pid IS NOT NULL AS running,
+			coalesce(extract(epoch FROM w.last_msg_receipt_time - w.last_msg_send_time), 0)::float8 AS seconds,
+			coalesce(t.apply_error_count, 0) AS errors
+		FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid AND d.datname = current_database()
+		JOIN pg_subscription_rel r ON r.srsubid = s.oid AND r.srrelid = $1
+		LEFT JOIN pg_stat_subscription w ON w.subid = s.oid AND w.relid IS NULL AND w.leader_pid IS NULL
+		LEFT JOIN pg_stat_subscription_stats t ON t.subid = s.oid ORDER BY 1`), r.f.Layout.Table.OID)
+}
+
+var clusterChecks = []check{
+	{name: "cluster.mesh", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+		run: func(f *Facts, r *reporter) {
+			n, table := len(f.Subscriptions), f.Layout.Mapping.Table
+			if want := f.Config.Cluster.Count - 1; want > 0 && n != want {
+				r.find("cluster_mesh", "%d subscriptions bring table %s, of %d clusters", n, table, want+1)
+			}
+			for _, s := range f.Subscriptions {
+				if s.Origin != "none" {
+					r.find("cluster_mesh", "subscription %s has origin = %s", quote(s.Name), s.Origin)
+				}
+			}
+			r.ok("%d subscriptions bring table %s", n, table)
+		}},
+	{name: "cluster.skips", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+		run: func(f *Facts, r *reporter) {
+			for _, s := range f.Subscriptions {
+				if s.Skip != "0/0" {
+					r.find("cluster_skips", "subscription %s is to skip the transaction that ends at %s",
+						quote(s.Name), s.Skip)
+				}
+			}
+			r.ok("no subscription is to skip a transaction")
+		}},
+	{name: "cluster.lag", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+		run: func(f *Facts, r *reporter) {
+			// With less room a cluster that is late looks like one that is silent: models/islands_model.py.
+			limit := f.Config.Cluster.MaximumDelay / 4
+			for _, s := range f.Subscriptions {
+				lag := time.Duration(s.Seconds * float64(time.Second))
+				switch {
+				case !s.Enabled:
+					r.find("cluster_lag", "subscription %s is disabled", quote(s.Name))
+				case !s.Running:
+					r.find("cluster_lag", "nothing applies subscription %s: %d errors so far", quote(s.Name),
+						s.Errors)
+				case limit > 0 && lag > limit:
+					r.find("cluster_lag", "the newest message of subscription %s took %v to arrive, and a "+
+						"fourth of cluster.maximum_delay is %v", quote(s.Name), lag.Round(time.Millisecond), limit)
+				}
+			}
+			r.ok("%d subscriptions are applied", len(f.Subscriptions))
+		}},
+}
