@@ -11,7 +11,7 @@ import (
 // Config is what a Buffer starts from: a place, and how the process is set up.
 type Config struct {
 	Settings relay.Settings // in force at Due
-	// where replication begins: commits at or below are no inputs
+	// where replication begins: commits at or below are not inputs
 	Start outbox.LSN
 	// The place's due. In gap mode it may lie beyond Start: of the inputs between them only the events of
 	// Holds are outstanding. 0: Start.

@@ -89,7 +89,7 @@ func (f *file) drop() {
 	}
 }
 
-// errLimit is fatal, unlike a disk that is full: the same transaction comes again and is no smaller.
+// errLimit is fatal, unlike a disk that is full: the same transaction comes again and is not smaller.
 func (d *disk) errLimit() error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "spill_limit",

@@ -43,7 +43,7 @@ type observer struct {
 const maxID = 256
 
 // bounded is a copy of the beginning of a text: the text itself may keep the memory of many events alive, and
-// be larger than a span is worth. One that is no UTF-8 would cost all spans of its export.
+// be larger than a span is worth. One that is not UTF-8 would cost all spans of its export.
 func bounded(text string, limit int) string {
 	return strings.Clone(strings.ToValidUTF8(text[:min(len(text), limit)], ""))
 }

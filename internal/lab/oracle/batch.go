@@ -13,7 +13,7 @@ const (
 	batchSeqHeader = batchHeader + "Sequence"
 )
 
-// batching reads the headers of batches. How messages are cut into batches is no part of what a stream says,
+// batching reads the headers of batches. How messages are cut into batches is not part of what a stream says,
 // so none of it is left: a message that follows its batch's one before gets the expected sequence that this
 // stands for.
 type batching struct {

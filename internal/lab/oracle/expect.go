@@ -8,7 +8,7 @@ import (
 // Config is what decides, beside the WAL, which stream an outflow makes.
 type Config struct {
 	Slot string // outflow's own: changes of settings for others are none
-	// the due of its first place: what was committed at or below it is no input. 0: all that was read is
+	// the due of its first place: what was committed at or below it is not an input. 0: all that was read is
 	Start    LSN
 	Settings Settings
 	Unkeyed  bool             // the table has neither a key nor actor and counter
@@ -26,7 +26,7 @@ type Config struct {
 
 // Reset is a place at which the order begins anew, with nothing held: that of a repair.
 type Reset struct {
-	At       LSN       // what was committed at or below it is no input of what follows
+	At       LSN       // what was committed at or below it is not an input of what follows
 	Settings *Settings // nil: those in force
 }
 

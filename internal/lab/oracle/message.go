@@ -89,7 +89,7 @@ func (p *parsed) spoil(format string, args ...any) {
 	}
 }
 
-// parseContent reads a content; an error says that it is no JSON object.
+// parseContent reads a content; an error says that it is not a JSON object.
 func parseContent(content string, span bool) (*parsed, error) {
 	switch {
 	case !utf8.ValidString(content):

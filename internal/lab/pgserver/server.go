@@ -237,7 +237,7 @@ func (s *Server) PID() int {
 
 // Stop stops the server: smart waits for all clients to leave, fast ends their sessions, immediate leaves
 // crash recovery to the next start. It returns when the server has ended, or with an error after three
-// minutes. A server that doesn't run is no error.
+// minutes. A server that doesn't run is not an error.
 func (s *Server) Stop(mode string) error {
 	signal, ok := map[string]syscall.Signal{"smart": syscall.SIGTERM, "fast": syscall.SIGINT,
 		"immediate": syscall.SIGQUIT}[mode]

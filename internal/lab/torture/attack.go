@@ -48,7 +48,7 @@ func newAttack(w *harness, plan []Entry) *attack {
 }
 
 // run writes and attacks, until the schedule is over and everything has caught up. A failure of outflow ends
-// it early and is no error; an error says that the run is worth nothing.
+// it early and is not an error; an error says that the run is worth nothing.
 func (a *attack) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -297,7 +297,7 @@ func (a *attack) settle(ctx context.Context) {
 		}
 		return names
 	}
-	// As long as something comes it goes on: what a slow machine needs is no failure.
+	// As long as something comes it goes on: what a slow machine needs is not a failure.
 	for more, last := true, int64(-1); more && ctx.Err() == nil && a.w.failed() == nil; {
 		if await(ctx, catchUpLimit, func() bool { return len(behind()) == 0 || a.w.failed() != nil }) ||
 			ctx.Err() != nil {

@@ -111,7 +111,7 @@ func endsItself(v string) bool {
 	return point && !strings.HasPrefix(name, failpoint.SpillFull) && !strings.HasPrefix(name, failpoint.Clock)
 }
 
-// ending says which end of a child is no surprise.
+// ending says which end of a child is expected.
 type ending struct {
 	ours    atomic.Bool // any: it is our doing
 	byPoint atomic.Bool // by kill -9: it does that to itself

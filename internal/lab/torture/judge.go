@@ -145,7 +145,7 @@ func (v *victim) judge(ctx context.Context, t *oracle.Truth, timeline func(oracl
 }
 
 // answered reads from a server, and again from the beginning where it did not answer in time: a machine that
-// stands still for a moment is no verdict.
+// stands still for a moment is not a verdict.
 func answered(ctx context.Context, read func() error) (err error) {
 	await(ctx, catchUpLimit, func() bool {
 		err = read()

@@ -158,7 +158,7 @@ func (a *Admin) replayed(ctx context.Context, name string) (n uint64, err error)
 	return n, nil
 }
 
-// removeFromNATS removes what NATS has of a consumer. What is not there any more is no error.
+// removeFromNATS removes what NATS has of a consumer. What is not there any more is not an error.
 func (a *Admin) removeFromNATS(ctx context.Context, stream jetstream.Stream, kv *bucket, name string) error {
 	for _, durable := range []string{name, recordName(name)} {
 		if err := stream.DeleteConsumer(ctx, durable); err != nil &&

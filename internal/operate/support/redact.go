@@ -338,7 +338,7 @@ func (r *redactor) learn(cfg config.Config, texts []string) {
 		if host, _, err := net.SplitHostPort(name); err == nil {
 			name = host
 		}
-		// a socket's directory is no name
+		// a socket's directory is not a name
 		if len(name) > 1 && !public[name] && net.ParseIP(name) == nil {
 			found[name] = true
 		}

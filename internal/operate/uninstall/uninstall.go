@@ -15,7 +15,7 @@
 //     was cut is finished by the next one. Where a stream with messages stays, the record stays as well and
 //     says up to which sequence they are: init goes on behind it.
 //
-// Each step checks what is there: what is gone already is no error.
+// Each step checks what is there: what is gone already is not an error.
 //
 // It is internal to Outflow: its API may change at any time.
 package uninstall
