@@ -384,13 +384,13 @@ func (v *resolver) choose() error {
 		}
 		if v.checkpoints[len(v.checkpoints)-1].Start() >= s.Confirmed {
 			return v.gap("stream_shortened", from, s.Confirmed, v.cfg.hintStream(),
-				"stream %s ends at sequence %d, before every checkpoint at or above the confirmed LSN %v: it "+
-					"lost messages that had been there for %v",
+				"stream %s ends at sequence %d, before every checkpoint at or above the confirmed LSN "+
+					"%v: it lost messages that had been there for %v",
 				v.cfg.Stream, s.End, s.Confirmed, v.cfg.DurableAfter)
 		}
 		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.hintLost(true),
-			"replication slot %s is confirmed at %v, beyond every checkpoint that outflow recorded: somebody "+
-				"moved it or made it anew",
+			"replication slot %s is confirmed at %v, beyond every checkpoint that outflow recorded: "+
+				"somebody moved it or made it anew",
 			v.cfg.Slot, s.Confirmed)
 	}
 	readable := v.Stream.NewestSeq == s.End && v.headed() != nil

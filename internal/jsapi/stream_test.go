@@ -35,8 +35,9 @@ func TestAStreamIsReadWithWhatTheCallerWantsOfItsConfiguration(t *testing.T) {
 	info, err := Stream[config](t.Context(), c, "S")
 	must.Succeed(t, err)
 	st := info.State
-	if info.Config.MaxBytes != 1<<20 || st.First != 2 || st.Last != 5 || st.Messages != 3 || st.Deleted != 1 ||
-		st.Subjects != 1 || st.Bytes == 0 || st.LastTime.IsZero() || info.Created.IsZero() || info.Now.IsZero() {
+	if info.Config.MaxBytes != 1<<20 || info.Created.IsZero() || info.Now.IsZero() || st.First != 2 ||
+		st.Last != 5 || st.Messages != 3 || st.Deleted != 1 || st.Subjects != 1 || st.Bytes == 0 ||
+		st.LastTime.IsZero() {
 		t.Errorf("%+v", info)
 	}
 }

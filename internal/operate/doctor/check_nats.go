@@ -181,9 +181,9 @@ var recordChecks = []check{
 			p := f.newest()
 			age, behind := f.Now.Sub(p.Since), int64(f.Identity.WALEnd)-int64(p.At())
 			if age > oldPlace && behind > oldWAL {
-				r.find("record_old", "the newest recorded checkpoint is %v old and %s of WAL behind, although "+
-					"slot %s "+
-					"is read", units.Duration(age), size(behind), f.Config.Slot).Command = "outflow status"
+				r.find("record_old", "the newest recorded checkpoint is %v old and %s of WAL behind, "+
+					"although slot %s is read", units.Duration(age), size(behind),
+					f.Config.Slot).Command = "outflow status"
 			}
 			r.ok("%s of WAL behind the end", size(max(behind, 0)))
 		}},
