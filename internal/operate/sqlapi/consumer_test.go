@@ -157,8 +157,8 @@ func TestAClaimLeavesAPartitionAloneWhoseTransactionIsOpen(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	d.exec("INSERT INTO outflow.outflow_mark (name, source, partition, epoch, seq, due, n, lsn, i) SELECT name, " +
-		"'replay', partition, epoch, 0, '0/0', 0, '0/0', 0 FROM outflow.outflow_mark")
+	d.exec("INSERT INTO outflow.outflow_mark (name, source, partition, epoch, seq, due, n, lsn, i) " +
+		"SELECT name, 'replay', partition, epoch, 0, '0/0', 0, '0/0', 0 FROM outflow.outflow_mark")
 	if tx, err = other.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -166,8 +166,8 @@ func TestAClaimLeavesAPartitionAloneWhoseTransactionIsOpen(t *testing.T) {
 		"partition = 1 FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	if got := d.texts("SELECT partition::text FROM outflow.claim('c', 'b', 'subject outbox.{doc_id}', '1 hour') " +
-		"WHERE source = 'live' ORDER BY 1"); !slices.Equal(got, []string{"0", "2", "3"}) {
+	if got := d.texts("SELECT partition::text FROM outflow.claim('c', 'b', 'subject outbox.{doc_id}', " +
+		"'1 hour') WHERE source = 'live' ORDER BY 1"); !slices.Equal(got, []string{"0", "2", "3"}) {
 		t.Errorf("claimed %q beside a replay", got)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -212,8 +212,8 @@ func TestAReleasedDocumentComesInItsOrder(t *testing.T) {
 	}
 	// A replayed event that has failed since is before it, and not released.
 	d.exec("INSERT INTO outflow.outflow_parked (name, document, hash, source, seq, subject, headers, data, " +
-		"published_at, position, event_id, cause) SELECT name, document, hash, 'replay', 1, subject, headers, data, " +
-		"published_at, position, event_id, 'poison' FROM outflow.outflow_parked")
+		"published_at, position, event_id, cause) SELECT name, document, hash, 'replay', 1, subject, headers, " +
+		"data, published_at, position, event_id, 'poison' FROM outflow.outflow_parked")
 	if got := next(); got != "" {
 		t.Errorf("%q is released before what is in front of it", got)
 	}
