@@ -211,9 +211,9 @@ func TestAReleasedDocumentComesInItsOrder(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	// A replayed event that has failed since is before it, and not released.
-	d.exec("INSERT INTO outflow.outflow_parked (name, document, hash, source, seq, subject, headers, data, " +
-		"published_at, position, event_id, cause) SELECT name, document, hash, 'replay', 1, subject, headers, " +
-		"data, published_at, position, event_id, 'poison' FROM outflow.outflow_parked")
+	d.exec("INSERT INTO outflow.outflow_parked (name, document, hash, source, seq, subject, headers, " +
+		"data, published_at, position, event_id, cause) SELECT name, document, hash, 'replay', 1, " +
+		"subject, headers, data, published_at, position, event_id, 'poison' FROM outflow.outflow_parked")
 	if got := next(); got != "" {
 		t.Errorf("%q is released before what is in front of it", got)
 	}
