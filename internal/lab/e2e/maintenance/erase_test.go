@@ -278,3 +278,113 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 
 // settled is how many rows settle has written.
 const settled = "SELECT count(*) FROM outbox WHERE doc_id = 'now'"
+
+// TestAnErasureReachesDetachedPartitions, killed where it does, and they go afterwards as if nothing had been:
+// no row counts as never published.
+func TestAnErasureReachesDetachedPartitions(t *testing.T) {
+	t.Parallel()
+	r := newRetained(t, pgtest.Server(t), "erasedparts", "ARCHIVE_URL=file://"+t.TempDir())
+	r.Init()
+	r.Start()
+	r.day(12)
+	if got := r.left(); !strings.Contains(got, "day_1") {
+		t.Fatalf("left: %q", got)
+	}
+	f := r.Installation
+	args := []string{"--doc", "doc1", "--request", "r", "--yes"}
+	env := f.Env
+	f.Set("FAILPOINT=erase.detached:1")
+	if _, said, code := erase(t, f, args...); code != -1 {
+		t.Fatalf("it was not killed: %d, %s", code, said)
+	}
+	f.Env = env
+	harness.Eventually(t, "it is erased", func() error {
+		r.beat()
+		f.MustRun("archive", "run", "--now")
+		c, said, code := erase(t, f, args...)
+		if code == 1 && strings.Contains(said, "code erase_waits") {
+			return fmt.Errorf("%v", c.Waiting)
+		}
+		if code != 0 || c.Rows != 4 || c.Messages != 4 {
+			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+		}
+		return nil
+	})
+	if n := harness.Value[int](t, r.Conn, "SELECT count(*) FROM day_1"); n != 8 {
+		t.Errorf("the partition has %d rows", n)
+	}
+	harness.Eventually(t, "the partition goes", func() error {
+		r.beat()
+		f.MustRun("archive", "run", "--now")
+		out := f.MustRun("partition", "apply")
+		if got := r.left(); strings.Contains(got, "day_1") {
+			return fmt.Errorf("left: %q\n%s", got, out)
+		}
+		return nil
+	})
+	r.MustStop(t)
+}
+
+// TestWhatAStartNeedsIsErasedLater: the newest messages, and those that gap mode remembers, are named and
+// stay until others follow. A start at any time finds what it needs.
+func TestWhatAStartNeedsIsErasedLater(t *testing.T) {
+	t.Parallel()
+	const memory = 4
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedlater",
+		"REORDER_MODE=gap", fmt.Sprint("REORDER_MEMORY=", memory), "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	for i := range 8 {
+		harness.Insert(t, f.Conn, "gone", i+1, "{}")
+	}
+	harness.AwaitMessages(t, f.JS, f.Stream, 8)
+	f.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+	left := func() (n int) {
+		for _, m := range harness.Messages(t, f.JS, f.Stream) {
+			if strings.HasSuffix(m.Subject, "gone") {
+				n++
+			}
+		}
+		return n
+	}
+	restart := func() {
+		f.Kill()
+		f.Start()
+		f.AwaitReady()
+	}
+	args := []string{"--doc", "gone", "--request", "r", "--yes"}
+	harness.Eventually(t, "something has to wait", func() error {
+		c, said, code := erase(t, f, args...)
+		if code != 1 || !strings.Contains(said, "code erase_waits") {
+			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+		}
+		if !strings.Contains(fmt.Sprint(c.Waiting), "messages of the stream") {
+			return fmt.Errorf("%v", c.Waiting) // a slot
+		}
+		return nil
+	})
+	if n := left(); n < memory {
+		t.Errorf("only %d messages are left", n)
+	}
+	restart()
+	other := 0
+	harness.Eventually(t, "the rest is erased when others have followed", func() error {
+		other++
+		harness.Insert(t, f.Conn, "other", other, "{}")
+		f.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+		c, said, code := erase(t, f, args...)
+		switch {
+		case code == 1 && strings.Contains(said, "code erase_waits"):
+			return fmt.Errorf("%v", c.Waiting)
+		case code != 0 || c.Messages != 8:
+			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+		}
+		return nil
+	})
+	if n := left(); n != 0 || other < memory {
+		t.Errorf("%d messages are left behind %d others", n, other)
+	}
+	restart()
+	f.MustStop(t)
+}
