@@ -20,15 +20,15 @@ func TestAnErasureWaitsForWhoeverMayHaveWritten(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, srv, 1)
 		w.insert(0, 3, true)
-		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'e', 'a', n, '{}', " +
-			"'2024-05-01 12:00Z' FROM generate_series(1, 2500) n")
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'e', 'a', n, " +
+			"'{}', '2024-05-01 12:00Z' FROM generate_series(1, 2500) n")
 		open, err := w.target().Connect(outboxdb.Within(t))
 		must.Succeed(t, err)
 		defer func() { _ = open.Close(context.Background()) }()
 		tx, err := open.Begin(outboxdb.Within(t))
 		must.Succeed(t, err)
-		_, err = tx.Exec(outboxdb.Within(t), "INSERT INTO public.outbox (doc_id, actor_id, counter, payload, "+
-			"created_at) VALUES ('e', 'a', 9, '{}', '2024-05-01 12:00Z')")
+		_, err = tx.Exec(outboxdb.Within(t), "INSERT INTO public.outbox (doc_id, actor_id, counter, "+
+			"payload, created_at) VALUES ('e', 'a', 9, '{}', '2024-05-01 12:00Z')")
 		must.Succeed(t, err)
 		m := w.manager()
 		type result struct {
@@ -75,7 +75,8 @@ func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 	if n, err := m.CountDocument(outboxdb.Within(t), d); err != nil || n != 1 {
 		t.Fatalf("%d rows, %v", n, err)
 	}
-	cut, err := m.EraseDocument(outboxdb.Within(t), d, func(context.Context) (uint64, error) { return 1, nil })
+	lastSeq := func(context.Context) (uint64, error) { return 1, nil }
+	cut, err := m.EraseDocument(outboxdb.Within(t), d, lastSeq)
 	if err != nil || cut.Rows != 1 {
 		t.Fatalf("%+v, %v", cut, err)
 	}

@@ -61,7 +61,8 @@ func TestWhatWasErasedBeforeItWasArchivedIsNoGap(t *testing.T) {
 	w.confirm(18)
 	_, err := w.run(Options{Now: true})
 	w.wantFault(err, "archive_gap")
-	if r := w.mustRun(Options{Now: true, AcceptGap: outbox.SequenceRange{From: 13, To: 15}}); r.Archived != 18 ||
+	r := w.mustRun(Options{Now: true, AcceptGap: outbox.SequenceRange{From: 13, To: 15}})
+	if r.Archived != 18 ||
 		r.Segments[0].Erased != 1 || len(r.Segments[0].Gaps) != 2 {
 		t.Errorf("%+v", r)
 	}

@@ -20,7 +20,7 @@ func (c *command) notify(ctx context.Context) error {
 	m := c.l.Layout.Mapping
 	if c.l.Layout.ID == "" {
 		return &outbox.Fault{Class: outbox.Usage, Code: "erase_notify",
-			Message: "--notify: the table has no id column, by which the last event could be told from others"}
+			Message: "--notify: the table has no id column: nothing tells the last event from others"}
 	}
 	p, err := producer.New(producer.Config{
 		Table: c.l.PGC.Table, MaxPayload: c.cfg.Sink.MaxPayload, Publication: c.cfg.Publication,

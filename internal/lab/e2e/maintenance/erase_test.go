@@ -197,7 +197,8 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 
 	args = append(args, "--yes")
 	for _, point := range []string{"begun", "notified", "rows", "deleted", "cut", "confirmed", "saved",
-		"noted", "message", "messages", "copy", "copies", "object", "manifest", "replaced", "archived", "finished"} {
+		"noted", "message", "messages", "copy", "copies", "object", "manifest", "replaced", "archived",
+		"finished"} {
 		harness.Eventually(t, "it is killed at erase."+point, func() error {
 			settle(t, f)
 			f.MustRun("archive", "run", "--now")
@@ -279,8 +280,8 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 // settled is how many rows settle has written.
 const settled = "SELECT count(*) FROM outbox WHERE doc_id = 'now'"
 
-// TestAnErasureReachesDetachedPartitions, killed where it does, and they go afterwards as if nothing had been:
-// no row counts as never published.
+// TestAnErasureReachesDetachedPartitions, killed where it does, and they go afterwards as if nothing had
+// been: no row counts as never published.
 func TestAnErasureReachesDetachedPartitions(t *testing.T) {
 	t.Parallel()
 	r := newRetained(t, pgtest.Server(t), "erasedparts", "ARCHIVE_URL=file://"+t.TempDir())
