@@ -186,8 +186,8 @@ func TestAConsumerReadsArchiveAndStream(t *testing.T) {
 // has nothing of this stream. A folder that does not exist is refused, and not made.
 func TestWhatIsWrongWithAnArchiveEndsRun(t *testing.T) {
 	t.Parallel()
-	run := func(w *world) error {
-		c, err := w.consumer()
+	run := func(w *world, filters ...string) error {
+		c, err := w.consumer(filters...)
 		must.Succeed(t, err)
 		return c.Run(t.Context(), func(context.Context, pgx.Tx, *consumer.Event) error { return nil })
 	}
@@ -213,8 +213,15 @@ func TestWhatIsWrongWithAnArchiveEndsRun(t *testing.T) {
 		t.Errorf("a lost object: %v", err)
 	}
 	w.folder = t.TempDir()
+	w.archive(35)
+	w.purge(50)
+	if err := run(w, "outbox.d1"); !errors.Is(err, consumer.ErrGap) ||
+		!strings.Contains(err.Error(), "36 to 50 are neither") {
+		t.Errorf("an archive that ends before the stream, with a filter: %v", err)
+	}
+	w.folder = t.TempDir()
 	if err := run(w); !errors.Is(err, consumer.ErrGap) ||
-		!strings.Contains(err.Error(), "1 to 30 are neither") {
+		!strings.Contains(err.Error(), "1 to 50 are neither") {
 		t.Errorf("an empty archive: %v", err)
 	}
 	none := filepath.Join(w.folder, "none")
