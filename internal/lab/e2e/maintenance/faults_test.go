@@ -258,8 +258,8 @@ func TestMaintainLetsNoRowGoThatWasNeverPublished(t *testing.T) {
 	m := r.maintain()
 	r.goes(m)
 	harness.Exec(t, r.Conn, "CREATE TABLE day_1 (LIKE outbox INCLUDING GENERATED INCLUDING DEFAULTS)")
-	harness.Exec(t, r.Conn, "INSERT INTO day_1 (doc_id, actor_id, counter, payload, created_at) SELECT 'old', "+
-		"'a', n, '{}', '2024-05-01 12:00Z' FROM generate_series(1, 12) n")
+	harness.Exec(t, r.Conn, "INSERT INTO day_1 (doc_id, actor_id, counter, payload, created_at) SELECT "+
+		"'old', 'a', n, '{}', '2024-05-01 12:00Z' FROM generate_series(1, 12) n")
 	harness.Exec(t, r.Conn, "ALTER TABLE outbox ATTACH PARTITION day_1 FOR VALUES FROM ('2024-05-01') TO "+
 		"('2024-05-02')")
 	harness.Eventually(t, "the rows are refused", func() error {
