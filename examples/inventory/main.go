@@ -2,7 +2,7 @@
 //
 //	inventory move -events 1000 -format 3    moves stock at random, and writes an event for each movement
 //	inventory stock -deploy 1                counts, exactly once
-//	inventory shipped -stream STOCK_PAST     adds up what was shipped, in a stream that outflow replay filled
+//	inventory shipped -stream STOCK_PAST     adds up what was shipped, in a stream filled by a replay
 //	inventory undo -deploy 2                 takes back what a deploy has counted, prints where to rewind to
 //
 // DATABASE_URL and NATS_URL say where PostgreSQL and NATS are. Beside it runs `outflow run --config

@@ -230,8 +230,8 @@ var sections = []struct {
 		"own metrics](consumer.md): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
 		regexp.MustCompile(`^stream_consumer.*$`)},
 	{"Retention and archive", "What [`outflow maintain`](retention.md#maintain) does. It serves them " +
-		"itself where `maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the rest as " +
-		"`outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
+		"itself where `maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the " +
+		"rest as `outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
 		regexp.MustCompile(`^(maintain_.*|partitions_.*|rows_.*|archive_.*|stream_kept_.*)$`)},
 	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},
 	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +

@@ -69,15 +69,15 @@ var (
 	archiveAge = describe("archive_segment_age_seconds", "archive.segment_age as in force: so old messages "+
 		"get before a segment that is not full is written.")
 	streamKept = describe("stream_kept_messages", "Messages of the stream that are beyond "+
-		"retain.stream.age, size or messages and stay, with what needs the oldest of them: confirmed, archive, memory, "+
-		"consumer and its name, and others as in outflow stream plan. No series where none of the three "+
+		"retain.stream.age, size or messages and stay, with what needs the oldest of them: confirmed, "+
+		"archive, memory, consumer and its name, and others as in outflow stream plan. No series where none of the three "+
 		"is set.", "by")
 )
 
 // maintenance are those that outflow maintain has.
 var maintenance = []*prometheus.Desc{maintainActive, maintainReported, maintainInterval, partSuccess,
-	partFault, partFailing, partitionsAhead, partitionsEnd, rowsBlocked, archiveSequence, archiveWaiting, archiveOldest,
-	archiveAge, streamKept}
+	partFault, partFailing, partitionsAhead, partitionsEnd, rowsBlocked, archiveSequence, archiveWaiting,
+	archiveOldest, archiveAge, streamKept}
 
 func (g gauges) partitions(p *watch.Partitions) {
 	if p.At.IsZero() || !p.Managed {

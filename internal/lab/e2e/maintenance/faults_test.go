@@ -221,7 +221,8 @@ func TestMaintainStopsAtAFenceInTheFuture(t *testing.T) {
 	rounds := r.rounds(at)
 	harness.Eventually(t, "a partition is sealed", func() error {
 		r.beat()
-		if harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = 'sealed'") == 0 {
+		if harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = "+
+			"'sealed'") == 0 {
 			return errors.New(m.log.String())
 		}
 		return nil
