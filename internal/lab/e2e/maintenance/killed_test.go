@@ -33,7 +33,8 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "loaded",
 		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY=2s", "RETAIN_TABLE_EVERY=2s",
 		"RETAIN_TABLE_AHEAD=64", "RETAIN_TABLE_SLACK=0s", "RETAIN_STREAM_MESSAGES=20",
-		"SINK_DURABLE_AFTER=0s", "ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s", "MAINTAIN_EVERY=1s")
+		"SINK_DURABLE_AFTER=0s", "ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s",
+		"MAINTAIN_EVERY=1s")
 	f.Init()
 	harness.Exec(t, f.Conn, "CREATE TABLE written (id uuid PRIMARY KEY)")
 	f.MustRun("maintain", "--once") // makes partitions of the minutes to come
