@@ -70,8 +70,8 @@ var (
 		"get before a segment that is not full is written.")
 	streamKept = describe("stream_kept_messages", "Messages of the stream that are beyond "+
 		"retain.stream.age, size or messages and stay, with what needs the oldest of them: confirmed, "+
-		"archive, memory, consumer and its name, and others as in outflow stream plan. No series where none of the three "+
-		"is set.", "by")
+		"archive, memory, consumer and its name, and others as in outflow stream plan. No series where "+
+		"none of the three is set.", "by")
 )
 
 // maintenance are those that outflow maintain has.
