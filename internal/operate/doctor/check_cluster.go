@@ -76,7 +76,8 @@ var clusterChecks = []check{
 						s.Errors)
 				case limit > 0 && lag > limit:
 					r.find("cluster_lag", "the newest message of subscription %s took %v to arrive, and a "+
-						"fourth of cluster.maximum_delay is %v", quote(s.Name), lag.Round(time.Millisecond), limit)
+						"fourth of cluster.maximum_delay is %v", quote(s.Name), lag.Round(time.Millisecond),
+						limit)
 				}
 			}
 			r.ok("%d subscriptions are applied", len(f.Subscriptions))

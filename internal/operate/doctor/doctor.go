@@ -153,8 +153,8 @@ func (c *check) subject() string {
 }
 
 // checks are all checks, in the order of the report.
-var checks = slices.Concat(configChecks, postgresChecks, slotChecks, tableChecks, clusterChecks, natsChecks, streamChecks,
-	recordChecks, consumerChecks, hostChecks, standbyChecks)
+var checks = slices.Concat(configChecks, postgresChecks, slotChecks, tableChecks, clusterChecks, natsChecks,
+	streamChecks, recordChecks, consumerChecks, hostChecks, standbyChecks)
 
 func subjectNames() (all []string) {
 	for _, c := range checks {
