@@ -42,6 +42,12 @@ var emptyWhileHealthy = map[string]string{
 	"outflow_no_checkpoint_since_timestamp_seconds": "checkpoints are recorded",
 	"outflow_stream_replica":                        "the stream has one copy",
 	"changes(process_start_time_seconds":            "nothing has started again",
+
+	"outflow_partitions_":   "the table is not partitioned",
+	"outflow_rows_blocked_": "no row is to go",
+	"outflow_stream_kept_":  "no message is to go",
+	"outflow_archive_":      "there is no archive",
+	"outflow_maintain_":     "nobody maintains",
 }
 
 // ask asks Prometheus and returns how many results there are that are numbers.
