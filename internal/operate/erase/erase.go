@@ -47,7 +47,6 @@ type command struct {
 	l      *backfill.Conns
 	rd     backfill.Readings
 	doc    *erasure.Document
-	keep   string // the id of the last event, as it stands in a header; "": there is none
 	ledger *erasure.Ledger
 	rec    *erasure.Record
 	rep    *Report
