@@ -192,10 +192,19 @@ func TestTheArchiveIsNotOpenedForWhatTheStreamHas(t *testing.T) {
 // while it reads the archive.
 func TestRetentionMayOvertakeAConsumerThatHasAnArchive(t *testing.T) {
 	t.Parallel()
+	for _, filters := range [][]string{nil, {"outbox.*"}} { // by a filter nothing shows what is missing
+		t.Run(fmt.Sprint(filters), func(t *testing.T) {
+			t.Parallel()
+			overtake(t, filters)
+		})
+	}
+}
+
+func overtake(t *testing.T, filters []string) {
 	w, s := newHarness(t), &publisher{}
 	src, past, all := withPast(s, 200, 40, 20)
 	cfg := w.config(src)
-	cfg.Archive, cfg.MaxInFlight, cfg.Batch = past, 4, 1
+	cfg.Archive, cfg.MaxInFlight, cfg.Batch, cfg.Filters = past, 4, 1, filters
 	overtake := map[uint64]func(){
 		10:  func() { past.to(90); src.removeTo(60) },   // while it reads the archive
 		70:  func() { past.to(130); src.removeTo(120) }, // while it reads the stream
