@@ -77,7 +77,7 @@ func (c *calls) call(ctx context.Context, e *Event, code func(e *Event) error) e
 	own := *e
 	own.Data = bytes.Clone(e.raw.Data)
 	returned := apart(func() error { return readable(code(&own)) })
-	err, since := awaitReturn(ctx, returned, c.cfg.hang)
+	since, err := awaitReturn(ctx, returned, c.cfg.hang)
 	if since.IsZero() {
 		return err
 	}
@@ -105,11 +105,11 @@ func apart(code func() error) <-chan error {
 
 // awaitReturn waits until code has returned, until so long after the end of its context. If it has not by
 // then, since is when that was.
-func awaitReturn(ctx context.Context, returned <-chan error, hang time.Duration) (err error,
-	since time.Time) {
+func awaitReturn(ctx context.Context, returned <-chan error, hang time.Duration) (since time.Time,
+	err error) {
 	select {
 	case err := <-returned:
-		return err, time.Time{}
+		return time.Time{}, err
 	case <-ctx.Done():
 	}
 	since = time.Now()
@@ -117,9 +117,9 @@ func awaitReturn(ctx context.Context, returned <-chan error, hang time.Duration)
 	defer late.Stop()
 	select {
 	case err := <-returned:
-		return err, time.Time{}
+		return time.Time{}, err
 	case <-late.C:
-		return nil, since
+		return since, nil
 	}
 }
 

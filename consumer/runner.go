@@ -217,7 +217,7 @@ func (r *runner) tell(ctx context.Context, to func(context.Context, []int), part
 		to(ctx, partitions)
 		return nil
 	})
-	if err, since := awaitReturn(ctx, returned, r.cfg.hang); !since.IsZero() {
+	if since, err := awaitReturn(ctx, returned, r.cfg.hang); !since.IsZero() {
 		r.cfg.Log.Error("Config.OnAssigned or OnRevoked hangs: the consumer goes on without it", "timeout",
 			r.cfg.Timeout, "partitions", partitions)
 	} else if err != nil {
