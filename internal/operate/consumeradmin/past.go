@@ -165,7 +165,7 @@ func (p *past) count(from, to uint64) (n uint64) {
 	}
 	for _, s := range p.archive.Segments {
 		n += within(s.First, s.Last)
-		for _, r := range s.Missing {
+		for _, r := range s.Holes() {
 			n -= within(r.From, r.To)
 		}
 	}
