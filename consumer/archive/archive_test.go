@@ -182,6 +182,81 @@ func TestAConsumerReadsArchiveAndStream(t *testing.T) {
 	}
 }
 
+// erase erases messages as `outflow erase` does: their sequences are noted, and then they go.
+func (w *world) erase(seqs ...uint64) {
+	w.t.Helper()
+	var all outbox.Sequences
+	for _, seq := range seqs {
+		all = all.With(outbox.SequenceRange{From: seq, To: seq})
+	}
+	info, err := w.s.Info(w.t.Context())
+	must.Succeed(w.t, err)
+	cfg := info.Config
+	cfg.Metadata = map[string]string{outbox.MetadataErased: all.String()}
+	_, err = w.js.UpdateStream(w.t.Context(), cfg)
+	must.Succeed(w.t, err)
+	for _, seq := range seqs {
+		err := w.s.SecureDeleteMsg(w.t.Context(), seq)
+		if !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // retention has taken it
+			must.Succeed(w.t, err)
+		}
+	}
+	store, err := segments.Open(w.t.Context(), "file://"+w.folder)
+	must.Succeed(w.t, err)
+	defer store.Close() //nolint:errcheck // a test
+	a, err := segments.Load(w.t.Context(), store, segments.FolderOf("OUTBOX", info.Created), nil)
+	must.Succeed(w.t, err)
+	_, err = a.Erase(w.t.Context(), segments.Erasing{Request: "request",
+		Is: func(m *segments.Message) (bool, error) { return all.Has(m.Seq), nil }})
+	must.Succeed(w.t, err)
+}
+
+// TestWhatWasErasedIsPassedOver: messages that were erased in the archive alone, in both, and in the stream
+// alone, at the ends of segments and of what retention has left. All others are read, in order.
+func TestWhatWasErasedIsPassedOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(60)
+	w.archive(20)
+	w.archive(40)
+	w.purge(30)
+	erased := []uint64{1, 2, 20, 21, 30, 31, 40, 41, 50}
+	w.erase(erased...)
+	c, err := w.consumer()
+	must.Succeed(t, err)
+	var mu sync.Mutex
+	had := map[uint64]bool{}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.Run(ctx, func(_ context.Context, _ pgx.Tx, e *consumer.Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if slices.Contains(erased, e.Sequence) || string(e.Data) != fmt.Sprint("id-", e.Sequence) {
+				t.Errorf("message %d: %s", e.Sequence, e.Data)
+			}
+			had[e.Sequence] = true
+			return nil
+		})
+	}()
+	await.Until(t, "all others", func() error {
+		select {
+		case err := <-ended:
+			t.Fatalf("Run: %v", err)
+		default:
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if len(had) < w.n-len(erased) {
+			return fmt.Errorf("%d of %d", len(had), w.n-len(erased))
+		}
+		return nil
+	})
+	stop()
+	must.Succeed(t, <-ended)
+}
+
 // TestWhatIsWrongWithAnArchiveEndsRun: an object with a flipped bit, one that is lost, and an archive that
 // has nothing of this stream. A folder that does not exist is refused, and not made.
 func TestWhatIsWrongWithAnArchiveEndsRun(t *testing.T) {
