@@ -1,5 +1,6 @@
 // Command show plays the warehouse: old payloads and new ones, a deploy that counts wrong, and its repair; a
-// past that is in the archive alone, and what is made of it; and a verdict that is computed from the stream.
+// past that is in the archive alone, and what is made of it; an item that is erased; and a verdict that is
+// computed from the stream.
 package main
 
 import (
@@ -81,7 +82,8 @@ func (p *play) run(ctx context.Context) (v verdict, err error) {
 	if _, err := p.Start("maintain", p.outflow, "maintain"); err != nil {
 		return v, err
 	}
-	for _, act := range []func(context.Context, *verdict) error{p.deploys, p.rebuild, p.past} {
+	for _, act := range []func(context.Context, *verdict) error{p.deploys, p.rebuild, p.past,
+		p.forget} {
 		if err := act(ctx, &v); err != nil {
 			return v, err
 		}

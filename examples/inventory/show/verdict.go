@@ -22,11 +22,15 @@ type verdict struct {
 	first   uint64 // message of the stream
 	items   int    // of the projection of the past
 	unlike  int    // of them, those that are not what the stream had
+
+	erased int // events of the item that is erased
+	left   int // of them, those that archive or stream still have
 }
 
 func (v verdict) good() bool {
 	return v.before == 0 && v.bad > 0 && v.after == 0 && v.rebuilt && v.bytes > 0 &&
-		v.dropped > 0 && v.first > 1 && v.items > 0 && v.unlike == 0
+		v.dropped > 0 && v.first > 1 && v.items > 0 && v.unlike == 0 &&
+		v.erased > 0 && v.left == 0
 }
 
 func (v verdict) String() string {
@@ -38,8 +42,9 @@ func (v verdict) String() string {
 		"after its repair\n"+
 		"         the projection (%d bytes), built from nothing once more, is %s the one that lived "+
 		"through it\n"+
-		"         the past, from the archive alone: %d of %d items are not what the stream had\n",
-		v.events, v.before, v.bad, v.after, v.bytes, same, v.unlike, v.items)
+		"         the past, from the archive alone: %d of %d items are not what the stream had\n"+
+		"         the item that was erased: %d of its %d events are left\n",
+		v.events, v.before, v.bad, v.after, v.bytes, same, v.unlike, v.items, v.left, v.erased)
 }
 
 // counted waits until the ledger has each event that was written. (More would show in the sums.)
