@@ -196,15 +196,20 @@ func TestWhatIsFoundEndsWhenItWasStored(t *testing.T) {
 	}
 }
 
+// What is counted are the allocations of all goroutines. Those of the exporter, which has nothing to do, come
+// now and then: an attempt without them is enough.
 func TestEventsWithoutASpanAllocateNothing(t *testing.T) {
 	_, o := tracer(t, 1)
 	var h outbox.Header
 	for _, parent := range []string{"", strings.TrimSuffix(sampled, "1") + "0"} {
-		e := event(parent)
-		if n := testing.AllocsPerRun(100, func() {
-			o.Sent(e, &h, 1, time.Time{})
-			o.Acked(1)
-		}); n != 0 {
+		e, n := event(parent), 1.0
+		for attempts := 0; n > 0 && attempts < 20; attempts++ {
+			n = testing.AllocsPerRun(100, func() {
+				o.Sent(e, &h, 1, time.Time{})
+				o.Acked(1)
+			})
+		}
+		if n != 0 {
 			t.Errorf("traceparent %q: %v allocations", parent, n)
 		}
 	}
