@@ -33,7 +33,8 @@ func loseLeader(t *testing.T, point string, nth int) {
 	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	w := &world{t: t}
-	w.js, err = jetstream.New(nc)
+	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second),
+		jetstream.WithPublishAsyncTimeout(20*time.Second))
 	must.Succeed(t, err)
 	w.makeStream(1)
 	w.store = checkpoint.NewStore(jsapi.New(nc, ""),
@@ -46,17 +47,12 @@ func loseLeader(t *testing.T, point string, nth int) {
 		must.Succeed(t, err)
 	}
 	load(0)
-	for i := range 20000 {
-		_, err := w.js.PublishMsgAsync(&nats.Msg{Subject: fmt.Sprintf("outbox.doc%d", i%3),
-			Data: []byte("{}")})
-		must.Succeed(t, err)
-	}
-	<-w.js.PublishAsyncComplete()
-	w.confirm(20000)
+	all := w.publishAsync(4000)
+	w.confirm(all)
 	w.mustRun(Options{Now: true})
 	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
 
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	// a restore that is stopped once shows which node leads
 	half, stop := context.WithCancel(ctx)
@@ -91,7 +87,27 @@ func loseLeader(t *testing.T, point string, nth int) {
 		t.Fatal("the restore waited for acknowledgements that cannot come")
 	}
 	must.Succeed(t, err)
-	if got := w.stored("OUTBOX"); len(got) != 20000 {
-		t.Errorf("%d messages", len(got))
+	if got := w.stored("OUTBOX"); uint64(len(got)) != all {
+		t.Errorf("%d messages of %d", len(got), all)
+	}
+}
+
+// publishAsync publishes until the stream has at least n messages, and returns how many it has: a cluster may
+// lose acknowledgements while it settles.
+func (w *world) publishAsync(n uint64) uint64 {
+	w.t.Helper()
+	for {
+		s, err := w.js.Stream(w.t.Context(), "OUTBOX")
+		must.Succeed(w.t, err)
+		last := s.CachedInfo().State.LastSeq
+		if last >= n {
+			return last
+		}
+		for i := range min(n-last, 2000) {
+			_, err := w.js.PublishMsgAsync(&nats.Msg{Subject: fmt.Sprintf("outbox.doc%d", i%3),
+				Data: []byte("{}")}, jetstream.WithStallWait(time.Minute))
+			must.Succeed(w.t, err)
+		}
+		<-w.js.PublishAsyncComplete()
 	}
 }
