@@ -22,6 +22,7 @@ type Actor struct {
 	binary string
 	args   []string
 	child  *process.Process
+	logged int64 // bytes of its log when it was started
 }
 
 // endedError says that a program has ended that should run.
@@ -43,6 +44,11 @@ func (a *Actor) Again() error {
 		return err
 	}
 	defer log.Close() // the child has its own handle
+	info, err := log.Stat()
+	if err != nil {
+		return err
+	}
+	a.logged = info.Size()
 	cmd := exec.Command(a.binary, a.args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = a.stage.env(), log, log
 	if a.child, err = process.Start(cmd, syscall.SIGKILL); err != nil {
@@ -59,7 +65,8 @@ func (a *Actor) Kill() error {
 	return a.child.Kill()
 }
 
-// Stop asks it to end, which it must do with exit code 0.
+// Stop asks it to end, which it must do with exit code 0. One that was asked before it could take a signal, and
+// before it said anything, may end by that.
 func (a *Actor) Stop(ctx context.Context) error {
 	if err := a.child.Signal(syscall.SIGTERM); err != nil {
 		return a.failure()
@@ -71,10 +78,26 @@ func (a *Actor) Stop(ctx context.Context) error {
 	case <-time.After(patience):
 		return fmt.Errorf("%s does not stop; its log ends with:\n%s", a.Name, a.tail())
 	}
-	if a.child.Wait() != nil {
+	if err := a.child.Wait(); err != nil && !(ended(err, syscall.SIGTERM) && a.silent()) {
 		return a.failure()
 	}
 	return nil
+}
+
+// ended reports whether a program was ended by a signal.
+func ended(err error, by syscall.Signal) bool {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == by
+}
+
+// silent reports whether it has said nothing since it was started.
+func (a *Actor) silent() bool {
+	info, err := os.Stat(a.log())
+	return err == nil && info.Size() == a.logged
 }
 
 // Wait waits for the end of a program that ends by itself, with exit code 0.
