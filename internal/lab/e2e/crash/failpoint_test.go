@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -178,13 +179,18 @@ func testResumes(t *testing.T, mode string, others ...string) {
 		harness.StartLoad(t, url, ops.Some(written, written+size), 4, 0, uint64(written)).Wait(t)
 		written += size
 	}
-	const together = 12 // of more, a slow machine decodes the WAL more slowly than it is written
+	// A slow machine decodes the WAL more slowly for more of them, or if more is written, than that comes.
+	const together, pause = 12, 200 * time.Millisecond
 	for some := range slices.Chunk(all, together) {
 		for _, d := range some {
 			d.Start()
 		}
+		var next time.Time
 		harness.Eventually(t, "all are dead", func() error {
-			burst()
+			if now := time.Now(); now.After(next) {
+				burst()
+				next = now.Add(pause)
+			}
 			var alive []string
 			for _, d := range some {
 				if d.Process.Running() {

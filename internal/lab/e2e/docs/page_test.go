@@ -267,7 +267,7 @@ func (p *pageRun) execute(b docpage.Block) (out string, code int, err error) {
 
 // slow finds what commands print of their progress where a machine is slow. Pages show the quick ones.
 var slow = regexp.MustCompile(`(?m)^(.* \([0-9a-z ]+ s\)|.*: [0-9a-z ]+ s until .*|` +
-	`(publishing|replaying|reading .*): [0-9.,]+ .*)\n`)
+	`.*: [0-9,]+ of [0-9,]+ .* \([0-9]+ %\)|(publishing|replaying|reading .*): [0-9.,]+ .*)\n`)
 
 // bash runs a script where the block before it ended, and notes where it ends itself.
 func (p *pageRun) bash(ctx context.Context, script string) *exec.Cmd {
