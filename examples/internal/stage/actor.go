@@ -65,8 +65,8 @@ func (a *Actor) Kill() error {
 	return a.child.Kill()
 }
 
-// Stop asks it to end, which it must do with exit code 0. One that was asked before it could take a signal, and
-// before it said anything, may end by that.
+// Stop asks it to end, which it must do with exit code 0. One that was asked before it could take a signal,
+// and before it said anything, may end by that.
 func (a *Actor) Stop(ctx context.Context) error {
 	if err := a.child.Signal(syscall.SIGTERM); err != nil {
 		return a.failure()

@@ -32,8 +32,8 @@ func (p *play) forget(ctx context.Context, v *verdict) error {
 	if _, err := p.Command(ctx, "archive", "verify"); err != nil {
 		return err
 	}
-	p.Say("erasure    %d events of %s have gone from table, stream, copy and archive, which is still proven to "+
-		"have all others", v.erased, forgotten)
+	p.Say("erasure    %d events of %s have gone from table, stream, copy and archive, which is still "+
+		"proven to have all others", v.erased, forgotten)
 	return nil
 }
 
