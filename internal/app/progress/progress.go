@@ -204,10 +204,15 @@ func (l *Line) update(now time.Time) (u Update) {
 			parts = append(parts, u.Text)
 		}
 	}
-	if waits, since := l.waiting(now); len(waits) > 0 {
+	silent := now.Sub(l.spoke)
+	least := patience
+	if len(parts) == 0 && silent >= patience {
+		least = 0 // a wait that has just begun says more than that it is still at work
+	}
+	if waits, since := l.waiting(now, least); len(waits) > 0 {
 		parts = append(parts, fmt.Sprintf("%s (%s)", strings.Join(waits, ", "), seconds(now.Sub(since))))
 	}
-	if silent := now.Sub(l.spoke); len(parts) == 0 && silent >= patience {
+	if len(parts) == 0 && silent >= patience {
 		parts = append(parts, fmt.Sprintf("%s is still at work (%s)", l.name, seconds(silent)))
 	}
 	u.Text = strings.Join(parts, "; ")
@@ -216,10 +221,10 @@ func (l *Line) update(now time.Time) (u Update) {
 
 func seconds(d time.Duration) string { return units.Duration(d.Round(time.Second)) }
 
-// waiting names what has been waited for for longer than patience, each once, and since when the first one.
-func (l *Line) waiting(now time.Time) (all []string, since time.Time) {
+// waiting names what has been waited for for at least so long, each once, and since when the first one.
+func (l *Line) waiting(now time.Time, least time.Duration) (all []string, since time.Time) {
 	for _, w := range l.waits {
-		if now.Sub(w.since) < patience || len(all) == maxWaits || slices.Contains(all, w.what) {
+		if now.Sub(w.since) < least || len(all) == maxWaits || slices.Contains(all, w.what) {
 			continue
 		}
 		if len(all) == 0 {

@@ -247,7 +247,7 @@ func TestPlainLinesSayWhatIsWaitedFor(t *testing.T) {
 		said.reset()
 		defer Wait(ctx, "waiting for PostgreSQL at db:5432")()
 		pass(10 * time.Second)
-		wants(t, said, `3s outflow test is still at work (2 s)
+		wants(t, said, `3s waiting for PostgreSQL at db:5432 (1 s)
 6s waiting for PostgreSQL at db:5432 (4 s)
 12s waiting for PostgreSQL at db:5432 (10 s)
 `)
