@@ -23,8 +23,8 @@ import (
 
 // memoryBound is the formula of docs/guarantees.md, section Memory.
 func memoryBound(maxBytes, maxEvents int64) int64 {
-	held := maxBytes + 352*min(maxEvents, maxBytes/64)
-	return held + held/8 + 56*harness.MiB
+	held := maxBytes + 376*min(maxEvents, maxBytes/64)
+	return held + held/8 + 64*harness.MiB
 }
 
 // bounded is an installation with an outbox of plain columns: with no index and no default a row costs the
