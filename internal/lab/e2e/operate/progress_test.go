@@ -233,8 +233,9 @@ func commands(help string) (all []string) {
 	return all
 }
 
-// offline are the commands that ask no server.
-var offline = []string{"config", "explain", "version", "help", "completion", "archive list", "archive verify"}
+// offline are the commands that ask no server, or none before the archive, which is empty here.
+var offline = []string{"config", "explain", "version", "help", "completion", "archive list", "archive verify",
+	"archive rows"}
 
 // arguments are what a command can't do without.
 var arguments = map[string][]string{
@@ -244,6 +245,7 @@ var arguments = map[string][]string{
 	"consumer rewind":      {"orders", "--to", "start"},
 	"consumer delete":      {"orders", "--yes"},
 	"consumer repartition": {"orders", "--partitions", "3", "--yes"},
+	"erase":                {"--doc", "doc", "--request", "request"},
 }
 
 // TestNoCommandWaitsInSilence: whatever server does not answer, each command says which one it waits for
