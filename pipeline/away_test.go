@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -12,7 +13,7 @@ import (
 // it, and it never goes back; where nothing came since the last input, it is where the WAL was read up to.
 func TestAwayStartsBeforeEveryInputThatIsMissing(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(200) {
+	for seed := range uint64(tier.Size(200)) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		a := newAway(relay.Checkpoint{Due: 10, Read: 1000})
 		type input struct{ lsn, start, end outbox.LSN }
