@@ -422,10 +422,10 @@ func TestTwoReadingsAgreeOnAStart(t *testing.T) {
 		t.Error("two readings, two starts")
 	}
 	for name, change := range map[string]func(s *Start){
-		"place":     func(s *Start) { s.Checkpoint.Due++ },
+		"due":       func(s *Start) { s.Checkpoint.Due++ },
 		"last seq":  func(s *Start) { s.LastSeq++ },
 		"end":       func(s *Start) { s.End++ },
-		"there":     func(s *Start) { s.AlreadyStored++ },
+		"stored":    func(s *Start) { s.AlreadyStored++ },
 		"loss":      func(s *Start) { s.Loss = "stream OUTBOX is empty" },
 		"":          func(s *Start) {},
 		"confirmed": func(s *Start) { s.Confirmed++ }, // nobody need wait for the slot to stand still

@@ -173,16 +173,16 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 				return
 			}
 			must.Succeed(t, err)
-			var dues []outbox.LSN
+			var due []outbox.LSN
 			for _, p := range s.Checkpoints {
-				dues = append(dues, p.Due)
+				due = append(due, p.Due)
 			}
-			if s.Checkpoint.Due != c.place || len(dues) != len(c.places) {
-				t.Fatalf("starts at %v of %v, want %v of %v", s.Checkpoint.Due, dues, c.place, c.places)
+			if s.Checkpoint.Due != c.place || len(due) != len(c.places) {
+				t.Fatalf("starts at %v of %v, want %v of %v", s.Checkpoint.Due, due, c.place, c.places)
 			}
-			for i := range dues {
-				if dues[i] != c.places[i] {
-					t.Fatalf("places %v, want %v", dues, c.places)
+			for i := range due {
+				if due[i] != c.places[i] {
+					t.Fatalf("places %v, want %v", due, c.places)
 				}
 			}
 			if _, err := record(s.Checkpoints...).Encode(); err != nil {

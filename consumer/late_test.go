@@ -22,7 +22,7 @@ type lateStream struct {
 	begun time.Time
 	wrong time.Duration // so long it seems damaged
 	seems func(st *stream.State) error
-	// this one of the questions for its state is answered when more time has passed than a second reading
+	// this one of the questions for its state is answered when more time has passed than a recheck
 	// waits
 	late      int
 	questions int
@@ -48,7 +48,7 @@ func (s *lateStream) Get(ctx context.Context, seq uint64) (*stream.Message, erro
 	return s.memoryStream.Get(ctx, seq)
 }
 
-// A loss counts when a second reading agrees that was asked for so much later: an answer that is late makes
+// A loss counts when a recheck agrees that was asked for so much later: an answer that is late makes
 // it no later. Neither the reading that saw it first nor the one after it ends Run before its time; when the
 // loss lasts, one does.
 func TestALateAnswerConfirmsNoLoss(t *testing.T) {

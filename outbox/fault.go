@@ -30,7 +30,7 @@ type Fault struct {
 	Message  string
 	Hint     string
 	From, To LSN
-	Observed bool  // it was seen to happen: no second reading is needed before it counts
+	Observed bool  // it was seen to happen: no recheck is needed before it counts
 	Err      error // the cause, if there is one
 }
 

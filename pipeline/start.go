@@ -98,10 +98,10 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	}
 	s := newSession(ctx, p, conns, held, again, recent)
 	defer s.close()
-	p.log.Log(ctx, p.stateLevel(), "session started", "place", again.Checkpoint.Due, "seq",
+	p.log.Log(ctx, p.stateLevel(), "session started", "checkpoint", again.Checkpoint.Due, "seq",
 		again.Checkpoint.Seq, "last_seq",
 		again.LastSeq,
-		"there", again.AlreadyStored, "binary", binary, "settings", again.Checkpoint.Settings)
+		"already_stored", again.AlreadyStored, "binary", binary, "settings", again.Checkpoint.Settings)
 	switch {
 	case again.Loss != "" && again.Rewrite:
 		p.log.Warn("the loss is confirmed; what the WAL has of it is published again", "loss", again.Loss)

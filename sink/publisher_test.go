@@ -73,7 +73,7 @@ func TestNothingIsStoredBehindALostMessage(t *testing.T) {
 }
 
 // A stranger's message takes the place of one of ours, and the next one of ours would be stored behind it:
-// the session must end with a gap that needs no second reading.
+// the session must end with a gap that needs no recheck.
 func TestAStrangersMessageEndsTheSession(t *testing.T) {
 	t.Parallel()
 	s := natstest.Server(t)
@@ -97,7 +97,7 @@ func TestAStrangersMessageEndsTheSession(t *testing.T) {
 	}
 	wantFault(t, c.Err(), outbox.Gap, "foreign_message")
 	if !outbox.FaultOf(c.Err()).Observed {
-		t.Error("it needs a second reading, which would not show it")
+		t.Error("it needs a recheck, which would not show it")
 	}
 	if st := state(t, door(t, config(s.URL()))); st.LastSeq != 101 || st.Newest != nil {
 		t.Errorf("state %+v: the newest message has no header of ours", st)

@@ -96,7 +96,7 @@ func (a *injection) settled(ctx context.Context) bool {
 	}) && ctx.Err() == nil
 }
 
-// tornAgain is the least time between two such losses: a second reading, a durable_after, and what a busy
+// tornAgain is the least time between two such losses: a recheck, a durable_after, and what a busy
 // machine adds.
 const tornAgain = 10 * time.Second
 

@@ -136,7 +136,7 @@ var tails = []tail{
 
 // TestALostTailComesAgainInTheSameOrder is claim C8: the machine of NATS and outflow crashes, and what NATS
 // had not synced is gone: of the stream, of the checkpoint record, or of both. It comes again from the WAL,
-// in the same order. All cases run at the same time: a loss counts only when a second reading, 5 s later,
+// in the same order. All cases run at the same time: a loss counts only when a recheck, 5 s later,
 // agrees.
 func TestALostTailComesAgainInTheSameOrder(t *testing.T) {
 	harness.SkipIfShort(t)

@@ -46,7 +46,7 @@ func TestAHeldFaultIsRepairedWithoutARestart(t *testing.T) {
 	ns := natstest.Server(t)
 	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "held", "ON_FAULT=hold", "REORDER_HORIZON=0s",
 		"LOG_FORMAT=json", "CONFIG="+file)
-	hangUp := func(content string) (from int) {
+	sighup := func(content string) (from int) {
 		t.Helper()
 		harness.Must(t, os.WriteFile(file, []byte(content), 0o600))
 		from = len(f.Said())
@@ -128,7 +128,7 @@ func TestAHeldFaultIsRepairedWithoutARestart(t *testing.T) {
 	if _, stderr, code := f.Repair("--accept", "slot_missing"); code != 0 {
 		t.Fatalf("repair: %d %s", code, stderr)
 	}
-	from := hangUp("log: {level: debug}\nstop_timeout: 9s\n")
+	from := sighup("log: {level: debug}\nstop_timeout: 9s\n")
 	awaitLine(f.Outflow, from, "the level is reloaded", func(l logLine) bool { return l.Level == "DEBUG" })
 	awaitLine(f.Outflow, from, "what is not is named", func(l logLine) bool {
 		return l.Level == "WARN" && l.Settings == "stop_timeout"
@@ -142,7 +142,7 @@ func TestAHeldFaultIsRepairedWithoutARestart(t *testing.T) {
 	harness.Insert(t, f.Conn, "repaired", 2, "{}")
 	harness.AwaitMessages(t, f.JS, f.Stream, 2)
 
-	from = hangUp("log: {level: [\n")
+	from = sighup("log: {level: [\n")
 	awaitLine(f.Outflow, from, "a broken file is refused", func(l logLine) bool {
 		return l.Level == "ERROR" && l.Code == "config" && l.Slot == f.Slot && l.Stream == f.Stream
 	})
@@ -158,7 +158,7 @@ func TestAHeldFaultIsRepairedWithoutARestart(t *testing.T) {
 		}
 		return nil
 	})
-	from = hangUp("sink: {on_poison: dead_letter}\n")
+	from = sighup("sink: {on_poison: dead_letter}\n")
 	awaitLine(f.Outflow, from, "it goes on", func(l logLine) bool {
 		return l.Msg == "the fault is gone" && l.Code == "too_large"
 	})

@@ -115,7 +115,7 @@ func editSubjects(t *testing.T, f *harness.Installation, more ...string) {
 }
 
 // TestABrokenSetupStopsOutflowUntilItIsMended breaks a set-up in one way after the other. A loss counts only
-// when a second reading, 5 s later, agrees: so all of them run at the same time.
+// when a recheck, 5 s later, agrees: so all of them run at the same time.
 func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

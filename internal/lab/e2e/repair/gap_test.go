@@ -55,7 +55,7 @@ func TestEveryGapStopsOutflowWithExitCode4(t *testing.T) {
 	}
 }
 
-// runGaps breaks everything first and looks afterwards: a loss counts only when a second reading, 5 s later,
+// runGaps breaks everything first and looks afterwards: a loss counts only when a recheck, 5 s later,
 // agrees.
 func runGaps(t *testing.T, cases []serverGapCase) {
 	all := make([]*gapSetup, len(cases))

@@ -11,7 +11,7 @@ import (
 
 // TestARepairWithoutATableNamesWhatCannotComeBack: a gap that only a table could close is said to be one, and
 // is passed only by who accepts in words that events are lost; a gap that needs no table is closed. With both
-// sources the rows come back. A loss counts only when a second reading, 5 s later, agrees: so both sources do
+// sources the rows come back. A loss counts only when a recheck, 5 s later, agrees: so both sources do
 // each step at the same time.
 func TestARepairWithoutATableNamesWhatCannotComeBack(t *testing.T) {
 	harness.SkipIfShort(t)

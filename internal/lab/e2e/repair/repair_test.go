@@ -216,7 +216,7 @@ func stopWhenPublished(f *harness.Installation, t *testing.T) *harness.Installat
 
 // TestARepairClosesEachGap loses something in one way after the other: outflow run stops, a look changes
 // nothing, the repair closes the gap, and outflow run goes on with every row in the stream once. A loss
-// counts only when a second reading, 5 s later, agrees: so all of them do each step at the same time.
+// counts only when a recheck, 5 s later, agrees: so all of them do each step at the same time.
 func TestARepairClosesEachGap(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

@@ -10,7 +10,7 @@ import (
 )
 
 // TestATailLostWhileNATSRestartsEndsTheSession: NATS comes back, and lacks the end of the stream, or of the
-// record. The session does not go on: that is for an ordinary start to judge, with its second reading.
+// record. The session does not go on: that is for an ordinary start to judge, with its recheck.
 func TestATailLostWhileNATSRestartsEndsTheSession(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
@@ -25,7 +25,7 @@ func TestATailLostWhileNATSRestartsEndsTheSession(t *testing.T) {
 	all, loads := make([]*harness.Twins, len(cases)), make([]*harness.Load, len(cases))
 	harness.AtOnce(t, len(cases), func(i int) {
 		c := &cases[i]
-		s := startTwins(t, pg, twinNATS, "hiccup", "SINK_DURABLE_AFTER=40s")
+		s := startTwins(t, pg, twinNATS, "restart", "SINK_DURABLE_AFTER=40s")
 		all[i], loads[i] = s, harness.StartLoad(t, s.URL, harness.RecordedOps(t, ops), 4, 75, 3)
 		s.AwaitStored(ops / 2)
 		recorded(s, 4)
