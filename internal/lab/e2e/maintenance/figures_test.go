@@ -1,0 +1,228 @@
+package maintenance
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/recording"
+	"github.com/outflowhq/outflow/internal/lab/tier"
+)
+
+const (
+	perTransaction = 12 // rows
+	writers        = 4
+	partitions     = 30 // that the run lasts for: a month of days
+	keptPartitions = 3  // of rows; the stream keeps about as much
+)
+
+// samples are times that were measured in one of the two alternating parts: without and with maintain.
+type samples [2][]time.Duration
+
+func quantile(all []time.Duration, q float64) time.Duration {
+	slices.Sort(all)
+	if len(all) == 0 {
+		return 0
+	}
+	return all[min(int(q*float64(len(all))), len(all)-1)]
+}
+
+// busy is a table that is written to at a fixed rate, with everything beside it.
+type busy struct {
+	*harness.Installation
+	t       *testing.T
+	ops     []recording.Op
+	with    atomic.Int32 // 1: outflow maintain is at work
+	next    atomic.Int64 // row
+	mu      sync.Mutex
+	commits samples // from BEGIN to the answer to COMMIT
+	locks   samples // to get a writer's lock on the table
+	idle    samples // the same on a table that nobody uses: how late this machine is by itself
+}
+
+// write commits transactions at a rate until ctx ends. What is late is not made up for in a burst.
+func (b *busy) write(ctx context.Context, every time.Duration) error {
+	conn, err := pgx.Connect(ctx, b.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // every commit was answered
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+		var docs, actors, payloads []string
+		var counters []int64
+		from := b.next.Add(perTransaction) - perTransaction
+		for i := from; i < from+perTransaction; i++ {
+			op, round := b.ops[int(i)%len(b.ops)], int(i)/len(b.ops)
+			docs = append(docs, fmt.Sprintf("%s %d", op.Doc, round))
+			actors, counters = append(actors, op.Actor), append(counters, op.Counter)
+			payloads = append(payloads, string(op.Payload))
+		}
+		began, with := time.Now(), b.with.Load()
+		if _, err := conn.Exec(context.WithoutCancel(ctx), `INSERT INTO outbox (doc_id, actor_id, counter, payload)
+			SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::jsonb[])`, docs, actors, counters,
+			payloads); err != nil {
+			return err
+		}
+		took := time.Since(began)
+		b.mu.Lock()
+		b.commits[with] = append(b.commits[with], took)
+		b.mu.Unlock()
+	}
+}
+
+// probe asks for the lock of a writer.
+func (b *busy) probe(ctx context.Context, table string, into *samples) error {
+	conn, err := pgx.Connect(ctx, b.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is open
+	ticks := time.NewTicker(10 * time.Millisecond)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+		began, with := time.Now(), b.with.Load()
+		if _, err := conn.Exec(context.WithoutCancel(ctx), "BEGIN; LOCK TABLE "+table+" IN ROW EXCLUSIVE MODE; "+
+			"COMMIT"); err != nil {
+			return err
+		}
+		took := time.Since(began)
+		b.mu.Lock()
+		into[with] = append(into[with], took)
+		b.mu.Unlock()
+	}
+}
+
+// TestTheFiguresOfMaintainAreMeasured logs the figures of docs/retention.md: what writers notice of outflow
+// maintain at 12,000 events a second, for how long it locks the table at most, and how large table, stream
+// and archive are; as a CSV file as well, if OUTFLOW_TEST_CSV names one. OUTFLOW_TEST_SECONDS (3600) is for
+// how long. maintain is at work in every other partition's time. What it checks is only that the archive is
+// whole.
+func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
+	tier.OnlyLong(t, "it measures, and takes an hour of an idle machine")
+	lasts := time.Duration(harness.EnvInt(t, "OUTFLOW_TEST_SECONDS", 3600)) * time.Second
+	rate := harness.EnvInt(t, "OUTFLOW_TEST_RATE", 12_000)
+	span := (lasts / partitions).Round(time.Second)
+	folder := t.TempDir()
+	b := &busy{t: t, ops: harness.RecordedOps(t, 100_000), Installation: harness.NewInstallation(t,
+		pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=2GB"), natstest.Process(t).URL(), "figures",
+		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY="+span.String(), "RETAIN_TABLE_EVERY="+span.String(),
+		"RETAIN_TABLE_AHEAD=4", "RETAIN_TABLE_SLACK="+(span/2).String(),
+		"RETAIN_TABLE_AGE="+(keptPartitions*span).String(), "RETAIN_STREAM_AGE="+(keptPartitions*span).String(),
+		"ARCHIVE_URL=file://"+folder, "ARCHIVE_SEGMENT_AGE="+(span/2).String(),
+		"MAINTAIN_EVERY="+max(span/6, time.Second).String())}
+	b.Init()
+	harness.Exec(t, b.Conn, "CREATE TABLE idle ()")
+	b.MustRun("maintain", "--once")
+	b.Start()
+	csv := &strings.Builder{}
+	fmt.Fprintln(csv, "seconds,rows,table,wal,stream,stream_messages,archive,partitions")
+
+	r := &retained{t: t, Installation: b.Installation}
+	ctx, stop := context.WithTimeout(t.Context(), lasts)
+	defer stop()
+	ended := make(chan error, writers+2)
+	for range writers {
+		go func() { ended <- b.write(ctx, time.Second*writers*perTransaction/time.Duration(rate)) }()
+	}
+	go func() { ended <- b.probe(ctx, "outbox", &b.locks) }()
+	go func() { ended <- b.probe(ctx, "idle", &b.idle) }()
+	began, last := time.Now(), time.Now()
+	var m *maintainer
+	for tick := time.NewTicker(time.Second); ctx.Err() == nil; <-tick.C {
+		switch on := int(time.Since(began)/span)%2 == 1; {
+		case on && m == nil:
+			m = r.maintain()
+			b.with.Store(1)
+		case !on && m != nil:
+			b.with.Store(0)
+			harness.Must(t, m.child.Signal(syscall.SIGTERM))
+			harness.Must(t, m.child.Wait())
+			m = nil
+		}
+		table := harness.Value[int64](t, b.Conn, "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class "+
+			"WHERE relname LIKE 'outbox%' AND relkind = 'r'")
+		wal := harness.Value[int64](t, b.Conn, "SELECT sum(size)::bigint FROM pg_ls_waldir()")
+		n := harness.Value[int](t, b.Conn, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass")
+		s, err := b.JS.Stream(t.Context(), b.Stream)
+		harness.Must(t, err)
+		state := s.CachedInfo().State
+		fmt.Fprintf(csv, "%.0f,%d,%d,%d,%d,%d,%d,%d\n", time.Since(began).Seconds(), b.next.Load(), table, wal,
+			state.Bytes, state.Msgs, size(t, folder), n)
+		if time.Since(last) > span {
+			last = time.Now()
+			t.Logf("%v: %d rows, table %d MiB in %d partitions, WAL %d MiB, stream %d MiB, archive %d MiB",
+				time.Since(began).Round(time.Second), b.next.Load(), table>>20, n, wal>>20, state.Bytes>>20,
+				size(t, folder)>>20)
+		}
+	}
+	for range writers + 2 {
+		harness.Must(t, <-ended)
+	}
+	took, rows := time.Since(began), b.next.Load()
+	if m != nil {
+		harness.Must(t, m.child.Signal(syscall.SIGTERM))
+		harness.Must(t, m.child.Wait())
+	}
+	harness.AwaitMessages(t, b.JS, b.Stream, int(rows))
+	verifying := time.Now()
+	t.Log(b.MustRun("archive", "verify"))
+	t.Logf("verified in %v", time.Since(verifying))
+	t.Logf("%.0f events/s for %v", float64(rows)/took.Seconds(), took.Round(time.Second))
+	for _, c := range []struct {
+		what string
+		all  *samples
+	}{{"an insert's commit", &b.commits}, {"a lock on the table", &b.locks}, {"a lock elsewhere", &b.idle}} {
+		for with, how := range []string{"without", "with"} {
+			all := c.all[with]
+			t.Logf("%s, %s maintain: p50 %v, p99 %v, p99.9 %v, longest %v of %d", c.what, how,
+				quantile(all, 0.5), quantile(all, 0.99), quantile(all, 0.999), quantile(all, 1), len(all))
+		}
+	}
+	if path := os.Getenv("OUTFLOW_TEST_CSV"); path != "" {
+		harness.Must(t, os.WriteFile(path, []byte(csv.String()), 0o600))
+	}
+	b.MustStop(t)
+}
+
+// size is that of all files in a folder.
+func size(t *testing.T, folder string) (n int64) {
+	t.Helper()
+	err := filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			n += info.Size()
+		}
+		return nil // what is gone meanwhile counts nothing
+	})
+	harness.Must(t, err)
+	return n
+}
