@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -132,7 +133,7 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	b := &busy{t: t, ops: harness.RecordedOps(t, 100_000), Installation: harness.NewInstallation(t,
 		pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=2GB"), natstest.Process(t).URL(), "figures",
 		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY="+span.String(), "RETAIN_TABLE_EVERY="+span.String(),
-		"RETAIN_TABLE_AHEAD=4", "RETAIN_TABLE_SLACK="+(span/2).String(),
+		fmt.Sprintf("RETAIN_TABLE_AHEAD=%d", partitions+8), "RETAIN_TABLE_SLACK="+(span/2).String(),
 		"RETAIN_TABLE_AGE="+(keptPartitions*span).String(), "RETAIN_STREAM_AGE="+(keptPartitions*span).String(),
 		"ARCHIVE_URL=file://"+folder, "ARCHIVE_SEGMENT_AGE="+(span/2).String(),
 		"MAINTAIN_EVERY="+max(span/6, time.Second).String())}
@@ -144,14 +145,14 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	fmt.Fprintln(csv, "seconds,rows,table,wal,stream,stream_messages,archive,partitions")
 
 	r := &retained{t: t, Installation: b.Installation}
-	ctx, stop := context.WithTimeout(t.Context(), lasts)
+	during, stop := context.WithTimeout(t.Context(), lasts)
 	defer stop()
-	ended := make(chan error, writers+2)
+	g, ctx := errgroup.WithContext(during)
 	for range writers {
-		go func() { ended <- b.write(ctx, time.Second*writers*perTransaction/time.Duration(rate)) }()
+		g.Go(func() error { return b.write(ctx, time.Second*writers*perTransaction/time.Duration(rate)) })
 	}
-	go func() { ended <- b.probe(ctx, "outbox", &b.locks) }()
-	go func() { ended <- b.probe(ctx, "idle", &b.idle) }()
+	g.Go(func() error { return b.probe(ctx, "outbox", &b.locks) })
+	g.Go(func() error { return b.probe(ctx, "idle", &b.idle) })
 	began, last := time.Now(), time.Now()
 	var m *maintainer
 	for tick := time.NewTicker(time.Second); ctx.Err() == nil; <-tick.C {
@@ -181,9 +182,7 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 				size(t, folder)>>20)
 		}
 	}
-	for range writers + 2 {
-		harness.Must(t, <-ended)
-	}
+	harness.Must(t, g.Wait())
 	took, rows := time.Since(began), b.next.Load()
 	if m != nil {
 		harness.Must(t, m.child.Signal(syscall.SIGTERM))
