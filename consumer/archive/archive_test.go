@@ -93,7 +93,8 @@ func (w *world) archive(to uint64) {
 		must.Succeed(w.t, s.Add(&segments.Message{Seq: seq, Time: m.Time, Subject: m.Subject, Header: h,
 			Data: m.Data}))
 	}
-	must.Succeed(w.t, a.Append(w.t.Context(), s, 0))
+	_, err = a.Append(w.t.Context(), s, 0)
+	must.Succeed(w.t, err)
 }
 
 func (w *world) purge(to uint64) {

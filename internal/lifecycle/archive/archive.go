@@ -52,13 +52,14 @@ type Archive struct {
 	stream  string
 	created time.Time
 	hit     func(point string)
-	brief   bool // without what is known of documents
+	brief   bool   // without what is known of documents
+	known   *Known // nil: nothing is remembered
 }
 
 // Folders lists the names of the folders of a stream, oldest first. A stream that was made again has a
 // folder of its own.
 func Folders(ctx context.Context, store Store, stream string) ([]string, error) {
-	names, err := store.List(ctx, root)
+	names, err := store.List(ctx, root, "")
 	var found []string
 	for _, n := range names {
 		n, isFolder := strings.CutSuffix(n, "/")
@@ -109,7 +110,7 @@ func LoadBrief(ctx context.Context, store Store, folder string) (*Archive, error
 // Refresh reads the manifests that have come since.
 func (a *Archive) Refresh(ctx context.Context) error {
 	defer progress.Wait(ctx, "reading the manifests of the archive of stream "+a.stream)()
-	names, err := a.store.List(ctx, a.folder)
+	names, err := a.from(ctx, a.Next())
 	if err != nil {
 		return err
 	}
@@ -127,6 +128,9 @@ func (a *Archive) Refresh(ctx context.Context) error {
 		if a.brief {
 			m.Docs = nil
 		}
+		if a.known != nil {
+			a.abridge(m)
+		}
 		a.Segments = append(a.Segments, m)
 	}
 	// A manifest behind the end of the chain means that one before it is lost.
@@ -135,7 +139,13 @@ func (a *Archive) Refresh(ctx context.Context) error {
 			return a.damaged(a.manifestName(a.Next()), errors.New("it is lost: there are later ones"))
 		}
 	}
+	a.known.keep(a)
 	return nil
+}
+
+// from lists the objects from a sequence on.
+func (a *Archive) from(ctx context.Context, first uint64) ([]string, error) {
+	return a.store.List(ctx, a.folder, fmt.Sprintf("%020d", first))
 }
 
 // follows checks that a manifest goes on where the chain ends.
@@ -178,7 +188,7 @@ func (a *Archive) ObjectName(m *Manifest) string {
 // Unfinished returns where a segment behind the chain ends whose messages were written and whose manifest was
 // not: a run was killed there, and the next one makes the same segment. 0: there is none.
 func (a *Archive) Unfinished(ctx context.Context) (last uint64, err error) {
-	names, err := a.store.List(ctx, a.folder)
+	names, err := a.from(ctx, a.Next())
 	if err != nil {
 		return 0, err
 	}
@@ -218,47 +228,47 @@ func (a *Archive) NewSegment() (*Segment, error) {
 // ErrOvertaken: another archiver has created the manifest of this segment.
 var ErrOvertaken = errors.New("another archiver was here first")
 
-// Append ends the segment, writes it, reads it back, and creates its manifest. complete is the manifest's. A
-// run that was killed before, or another archiver, may have left the same messages: then those are checked
-// and kept.
-func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) error {
+// Append ends the segment, writes it, reads it back, and creates its manifest, which it returns. complete is
+// the manifest's. A run that was killed before, or another archiver, may have left the same messages: then
+// those are checked and kept.
+func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (*Manifest, error) {
 	s.m.Complete = complete
 	m, object, err := s.finish()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a.hit("archive.begin")
 	if err := a.unerased(ctx, s); err != nil {
-		return err
+		return nil, err
 	}
 	if err := a.create(ctx, m, object); err != nil {
-		return err
+		return nil, err
 	}
 	name := a.ObjectName(m)
 	a.hit("archive.written")
 	if err := a.Verify(ctx, m, nil); err != nil {
-		return err
+		return nil, err
 	}
 	a.hit("archive.verified")
 	if err := a.unerased(ctx, s); err != nil {
-		return errors.Join(err, a.store.Replace(ctx, name, emptyObject))
+		return nil, errors.Join(err, a.store.Replace(ctx, name, emptyObject))
 	}
 	text, err := json.Marshal(m)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(text) > maxManifest {
-		return fmt.Errorf("archive: the manifest of %s has %d bytes", name, len(text))
+		return nil, fmt.Errorf("archive: the manifest of %s has %d bytes", name, len(text))
 	}
 	err = a.store.Create(ctx, a.manifestName(m.First), text)
 	a.hit("archive.manifest")
 	if errors.Is(err, ErrExists) {
-		return ErrOvertaken
+		return nil, ErrOvertaken
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return a.Refresh(ctx) // what is stored counts
+	return m, a.Refresh(ctx) // what is stored counts
 }
 
 // create writes the object of a segment that has no manifest yet, or finds it.
@@ -297,7 +307,12 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) erro
 
 // read is Verify with all lines. Where an erasure has replaced the object since the manifest was read, it
 // reads the one that is there now.
-func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) error) error {
+func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) error) (err error) {
+	if m.abridged {
+		if m, err = a.again(ctx, m); err != nil {
+			return err
+		}
+	}
 	for {
 		err := a.readAs(ctx, m, f)
 		if err == nil || !a.overtaken(ctx, m, err) {

@@ -2,4 +2,6 @@
 
 package archive
 
-import _ "gocloud.dev/blob/s3blob" // s3://; every outflow run would have it in memory
+import "github.com/outflowhq/outflow/internal/lifecycle/archive/s3store" // every outflow run would have it in memory
+
+func init() { whole, after = s3store.Whole, s3store.After }

@@ -12,9 +12,9 @@ import (
 
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
-	_ "gocloud.dev/blob/s3blob"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive/s3store"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -33,7 +33,7 @@ func bucketOf(t *testing.T, wrap func(http.Handler) http.Handler) Store {
 	return store
 }
 
-func asItIs(h http.Handler) http.Handler { return h }
+func init() { whole, after = s3store.Whole, s3store.After }
 
 func credentials(t *testing.T) {
 	t.Helper()
@@ -41,13 +41,26 @@ func credentials(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "hush")
 }
 
-// TestABucketIsAStore: it holds what a folder holds, one object at a time and as an archive.
+// TestABucketIsAStore: it holds what a folder holds, one object at a time and as an archive. Each object is
+// written by one request, for which CheckCreate speaks, and a list has only what is asked for.
 func TestABucketIsAStore(t *testing.T) {
 	credentials(t)
-	store, ctx := bucketOf(t, asItIs), t.Context()
+	ctx, listed := t.Context(), 0
+	store := bucketOf(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			q := r.URL.Query()
+			if q.Has("uploads") || q.Has("uploadId") {
+				t.Errorf("an object is written in several parts: %s %s", r.Method, r.URL)
+			}
+			if q.Get("start-after") != "" {
+				listed++
+			}
+			h.ServeHTTP(w, r)
+		})
+	})
 	must.Succeed(t, CheckCreate(ctx, store))
 	must.Succeed(t, CheckCreate(ctx, store))
-	large := bytes.Repeat([]byte("0123456789abcdef"), 1<<20) // in several parts
+	large := bytes.Repeat([]byte("0123456789abcdef"), 1<<20) // S3's client would divide it
 	for name, data := range map[string][]byte{"v1/S/1.json": []byte("{}"), "v1/S/1.zst": large, "v1/a": {0}} {
 		must.Succeed(t, store.Create(ctx, name, data))
 		if err := store.Create(ctx, name, []byte("another")); !errors.Is(err, ErrExists) {
@@ -65,10 +78,15 @@ func TestABucketIsAStore(t *testing.T) {
 	if _, err := store.Read(ctx, "v1/S/2.json", 10); !errors.Is(err, ErrMissing) {
 		t.Errorf("what is not there: %v", err)
 	}
-	names, err := store.List(ctx, "v1/")
+	names, err := store.List(ctx, "v1/", "")
 	must.Succeed(t, err)
 	if !slices.Equal(names, []string{"S/", "a", "create-if-absent"}) {
 		t.Errorf("%q", names)
+	}
+	names, err = store.List(ctx, "v1/S/", "1.json")
+	must.Succeed(t, err)
+	if !slices.Equal(names, []string{"1.zst"}) || listed != 1 {
+		t.Errorf("behind 1.json: %q; the server was asked for those alone %d times", names, listed)
 	}
 
 	a := load(t, store, nil)

@@ -99,7 +99,7 @@ func (a *Archive) manifest(ctx context.Context, names []string, first uint64) (*
 		if n == looks {
 			return nil, a.damaged(a.manifestName(first), errors.New("the one that replaced it is lost"))
 		}
-		if names, err = a.store.List(ctx, a.folder); err != nil {
+		if names, err = a.from(ctx, first); err != nil {
 			return nil, err
 		}
 	}
@@ -107,7 +107,7 @@ func (a *Archive) manifest(ctx context.Context, names []string, first uint64) (*
 
 // current reads the manifest that counts now.
 func (a *Archive) current(ctx context.Context, first uint64) (*Manifest, error) {
-	names, err := a.store.List(ctx, a.folder)
+	names, err := a.from(ctx, first)
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +214,7 @@ func (a *Archive) ErasedBy(ctx context.Context, request string) (n int64, err er
 
 // eraseFrom erases from one segment. again: somebody else has written it anew meanwhile.
 func (a *Archive) eraseFrom(ctx context.Context, i int, e Erasing, done *Erased) (again bool, err error) {
-	names, err := a.store.List(ctx, a.folder)
+	names, err := a.from(ctx, a.Segments[i].First)
 	if err != nil {
 		return false, err
 	}
@@ -346,7 +346,7 @@ func (a *Archive) claim(ctx context.Context, first uint64, gen int) (bool, error
 // killed, and the segments of archivers that were overtaken. Behind the end of the chain it leaves all as it
 // is.
 func (a *Archive) replaceOld(ctx context.Context, done *Erased) error {
-	names, err := a.store.List(ctx, a.folder)
+	names, err := a.store.List(ctx, a.folder, "")
 	if err != nil {
 		return err
 	}

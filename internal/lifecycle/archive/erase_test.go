@@ -236,7 +236,8 @@ func TestNoSegmentIsMadeOfWhatWasErasedMeanwhile(t *testing.T) {
 				must.Succeed(t, s.Add(message(seq)))
 			}
 		}
-		must.Succeed(t, a.Append(t.Context(), s, 0))
+		_, err = a.Append(t.Context(), s, 0)
+		must.Succeed(t, err)
 		must.Succeed(t, add(t, a, 15))
 		mustBeErased(t, store, dir, 15, "doc3")
 		m := load(t, store, nil).Segments[0]

@@ -59,7 +59,8 @@ type Manifest struct {
 	// Replaced: this manifest has nothing, one of a greater generation took its place.
 	Replaced bool `json:"replaced,omitempty"`
 
-	named int // the generation in its name: an object may have to be of a later one, see Archive.create
+	named    int  // the generation in its name: an object may have to be of a later one, see Archive.create
+	abridged bool // without what is only needed to read the segment, see Known
 }
 
 // Holes are the sequences of the segment that there is nothing to read of.
@@ -79,9 +80,7 @@ const (
 	maxGeneration = 999_999
 )
 
-// A segment ends at so many documents, or ranges without a message. Its manifest stays below 16 MiB then, at
-// which the client of S3 would write it in several parts: not every server that honours If-None-Match does so
-// for those as well.
+// A segment ends at so many documents, or ranges without a message. Its manifest stays below 16 MiB then.
 const (
 	maxDocs    = 1 << 18
 	maxMissing = 1 << 17

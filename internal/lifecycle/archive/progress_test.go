@@ -18,10 +18,10 @@ type slow struct {
 	said <-chan struct{}
 }
 
-func (s slow) List(ctx context.Context, folder string) ([]string, error) {
+func (s slow) List(ctx context.Context, folder, after string) ([]string, error) {
 	select {
 	case <-s.said:
-		return s.Store.List(ctx, folder)
+		return s.Store.List(ctx, folder, after)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

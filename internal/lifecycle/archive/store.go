@@ -26,8 +26,9 @@ type Store interface {
 	Replace(ctx context.Context, name string, data []byte) error
 	// Read returns the object, [ErrMissing] if there is none, or an error if it has more than limit bytes.
 	Read(ctx context.Context, name string, limit int64) ([]byte, error)
-	// List returns the names directly below a folder, sorted, those of folders with a slash at their end.
-	List(ctx context.Context, folder string) ([]string, error)
+	// List returns the names directly below a folder that come after another one (""), sorted, those of
+	// folders with a slash at their end.
+	List(ctx context.Context, folder, after string) ([]string, error)
 	// Close lets it go.
 	Close() error
 }
@@ -172,7 +173,7 @@ func (f *folder) Read(ctx context.Context, name string, limit int64) ([]byte, er
 	return data, nil
 }
 
-func (f *folder) List(ctx context.Context, dir string) ([]string, error) {
+func (f *folder) List(ctx context.Context, dir, after string) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -191,7 +192,7 @@ func (f *folder) List(ctx context.Context, dir string) ([]string, error) {
 	var names []string
 	for _, e := range entries {
 		switch {
-		case strings.HasPrefix(e.Name(), "."):
+		case strings.HasPrefix(e.Name(), "."), e.Name() <= after:
 		case e.IsDir():
 			names = append(names, e.Name()+"/")
 		default:

@@ -31,6 +31,8 @@ type Options struct {
 	Now       bool          // also archive what is younger than a segment has to be
 	AcceptGap archive.Range // sequences whose messages may be lost
 
+	Known *archive.Known // what is known of the archive from the run before; may be nil
+
 	Hit func(point string) // called at points where tests kill the process; may be nil
 }
 
@@ -161,7 +163,7 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		return unready("outflow run has stopped with %s", rec.Stopped)
 	}
 	folder := archive.FolderOf(c.cfg.Stream, st.Created)
-	if c.a, err = archive.Load(ctx, store, folder, c.o.Hit); err != nil {
+	if c.a, err = c.o.Known.Load(ctx, store, folder, c.o.Hit); err != nil {
 		return err
 	}
 	c.stream = stream.New(c.api, c.cfg.Stream, log)
@@ -268,10 +270,10 @@ func (c *command) pass(ctx context.Context) error {
 			complete = c.complete
 			s.Comes(c.system, c.timeline)
 		}
-		if err := c.a.Append(ctx, s, complete); err != nil {
+		m, err := c.a.Append(ctx, s, complete)
+		if err != nil {
 			return err
 		}
-		m := c.a.Segments[len(c.a.Segments)-1]
 		c.report.Segments = append(c.report.Segments, segmentOf(c.a, m))
 		c.report.Archived = m.Last
 		s, err = c.a.NewSegment()

@@ -37,7 +37,8 @@ func (w *world) archived(to, removed uint64) {
 			must(w.t, s.Add(&archive.Message{Seq: seq, Time: m.Time, Subject: m.Subject, Header: h,
 				Data: m.Data}))
 		}
-		must(w.t, a.Append(w.t.Context(), s, 0))
+		_, err = a.Append(w.t.Context(), s, 0)
+		must(w.t, err)
 	}
 	must(w.t, w.live.Purge(w.t.Context(), jetstream.WithPurgeSequence(removed+1)))
 }

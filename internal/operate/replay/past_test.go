@@ -80,7 +80,8 @@ func (w *seam) archive(to uint64, change ...func(*archive.Message)) {
 		}
 		must(w.t, seg.Add(msg))
 	}
-	must(w.t, a.Append(w.t.Context(), seg, 0))
+	_, err = a.Append(w.t.Context(), seg, 0)
+	must(w.t, err)
 }
 
 func (w *seam) source(sel *Selection) *streamSource {

@@ -88,7 +88,8 @@ func TestAnArchiveOfAnotherPastIsNotRead(t *testing.T) {
 		harness.Must(t, segment.Add(&archive.Message{Seq: m.Sequence, Time: m.Time.Add(time.Second),
 			Subject: m.Subject, Header: m.Header, Data: m.Data}))
 	}
-	harness.Must(t, a.Append(t.Context(), segment, 0))
+	_, err = a.Append(t.Context(), segment, 0)
+	harness.Must(t, err)
 	harness.Must(t, store.Close())
 	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(11)))
 	f.DropSlot(t)

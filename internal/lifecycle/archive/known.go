@@ -1,0 +1,112 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Known is what a process that runs on remembers of an archive from one look at it to the next, so that it
+// reads each manifest once: of each some 500 bytes, whatever its segment holds. Its zero value knows nothing.
+// One goroutine uses it.
+//
+// What is remembered says where segments lie, and how far the archive is; it never stands for the segment
+// itself. [Archive.Verify] and what is built on it read the manifest again, and the object whole.
+type Known struct {
+	folder   string
+	segments []*Manifest
+	listed   time.Time // when all of their names were last looked for
+}
+
+// relist is how long the manifest of an old segment may be lost before that is noticed, where nothing needs
+// it.
+const relist = time.Hour
+
+// Load is [Load], but for what is known. The manifests of the archive have no holes, erasures and documents.
+// If k is nil nothing is known, and they are whole.
+func (k *Known) Load(ctx context.Context, store Store, folder string, hit func(point string)) (*Archive,
+	error) {
+	if k == nil {
+		return Load(ctx, store, folder, hit)
+	}
+	a, err := prepare(store, folder, hit)
+	if err != nil {
+		return nil, err
+	}
+	a.known = k
+	if k.folder == a.folder && len(k.segments) > 0 {
+		there, err := k.there(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if there {
+			a.Segments = k.segments[:len(k.segments):len(k.segments)]
+		}
+	}
+	if len(a.Segments) == 0 {
+		k.segments, k.listed = nil, time.Now() // Refresh reads all
+	}
+	return a, a.Refresh(ctx)
+}
+
+// there reports whether the newest manifest that is known is still there, and now and then whether all are.
+// Otherwise somebody has put an older copy in place of the archive, or lost a part of it, and nothing that is
+// known counts.
+func (k *Known) there(ctx context.Context, a *Archive) (bool, error) {
+	looked := k.segments[len(k.segments)-1:]
+	now := time.Now()
+	all := now.Sub(k.listed) >= relist
+	if all {
+		looked = k.segments
+	}
+	names, err := a.from(ctx, looked[0].First)
+	if err != nil {
+		return false, err
+	}
+	generations := map[uint64]int{}
+	for _, n := range names {
+		if first, gen, ok := parseName(n); ok {
+			generations[first] = max(gen, generations[first])
+		}
+	}
+	for _, m := range looked {
+		if gen, ok := generations[m.First]; !ok || gen < m.named {
+			return false, nil
+		}
+	}
+	if all {
+		k.listed = now
+	}
+	return true, nil
+}
+
+// keep remembers the segments of an archive.
+func (k *Known) keep(a *Archive) {
+	if k != nil {
+		k.folder, k.segments = a.folder, a.Segments
+	}
+}
+
+// abridge leaves out of a manifest what is only needed to read its segment.
+func (a *Archive) abridge(m *Manifest) {
+	m.abridged = true
+	m.Missing, m.Least, m.Greatest, m.Docs, m.Erasure, m.Erased = nil, nil, nil, nil, nil, nil
+	m.Stream = a.stream
+	if n := len(a.Segments); n > 0 && a.Segments[n-1].System == m.System {
+		m.System = a.Segments[n-1].System // one string for all
+	}
+}
+
+// again reads a manifest that was abridged: it has to be there still, and to say the same.
+func (a *Archive) again(ctx context.Context, m *Manifest) (*Manifest, error) {
+	now, err := a.manifest(ctx, []string{a.generationName(m.First, m.named)[len(a.folder):]}, m.First)
+	switch {
+	case errors.Is(err, ErrMissing):
+		return nil, a.damaged(a.generationName(m.First, m.named), errors.New("it is lost"))
+	case err != nil:
+		return nil, err
+	case now.Chain != m.Chain:
+		return nil, a.damaged(a.generationName(m.First, m.named), errors.New("it is another one now"))
+	}
+	return now, nil
+}

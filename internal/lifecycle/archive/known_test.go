@@ -1,0 +1,102 @@
+package archive
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+)
+
+// counting counts the manifests that are read.
+type counting struct {
+	Store
+	manifests int
+}
+
+func (c *counting) Read(ctx context.Context, name string, limit int64) ([]byte, error) {
+	data, err := c.Store.Read(ctx, name, limit)
+	if err == nil && strings.HasSuffix(name, ".json") {
+		c.manifests++
+	}
+	return data, err
+}
+
+// TestAManifestIsReadOnce: by a process that runs on, as long as it is there; and nothing of a segment is
+// taken for read that was not read now.
+func TestAManifestIsReadOnce(t *testing.T) {
+	t.Parallel()
+	plain, dir := folderOf(t)
+	for _, to := range []uint64{100, 150, 300} {
+		must.Succeed(t, add(t, load(t, plain, nil), to))
+	}
+	store, k := &counting{Store: plain}, &Known{}
+	folder := FolderOf("S", made)
+	look := func(next uint64, manifests int) *Archive {
+		t.Helper()
+		store.manifests = 0
+		a, err := k.Load(t.Context(), store, folder, nil)
+		must.Succeed(t, err)
+		if a.Next() != next || store.manifests != manifests {
+			t.Fatalf("up to %d, %d manifests were read, want %d and %d", a.Next(), store.manifests, next,
+				manifests)
+		}
+		return a
+	}
+	file := func(first string) string {
+		return filepath.Join(dir, "v1", folder, strings.Repeat("0", 20-len(first))+first+".json")
+	}
+	verify := func(a *Archive, i, messages int) {
+		t.Helper()
+		store.manifests = 0
+		n := 0
+		must.Succeed(t, a.Verify(t.Context(), a.Segments[i], func(*Message) error { n++; return nil }))
+		if n != messages || store.manifests == 0 {
+			t.Errorf("segment %d has %d messages, want %d; %d manifests were read", i, n, messages,
+				store.manifests)
+		}
+	}
+	look(301, 3)
+	look(301, 0)
+	must.Succeed(t, add(t, load(t, plain, nil), 400))
+	a := look(401, 1)
+	verify(a, 1, 50)
+
+	for _, m := range a.Segments {
+		if unsafe.Sizeof(*m) > 512 || len(m.Missing)+len(m.Docs)+len(m.Erasure)+len(m.Erased) > 0 ||
+			m.Least != nil || m.Greatest != nil {
+			t.Errorf("more is remembered than is said: %+v", m)
+		}
+	}
+
+	// what was erased since it was read
+	_, err := load(t, plain, nil).Erase(t.Context(), Erasing{Request: "r", Is: func(m *Message) (bool, error) {
+		return m.Subject == "outbox.doc3", nil
+	}})
+	must.Succeed(t, err)
+	verify(look(401, 0), 1, 50-8)
+
+	// a manifest that is lost: where it is needed at once, elsewhere when all are listed again
+	hide := func(name string) (back func()) {
+		must.Succeed(t, os.Rename(name, name+".away"))
+		return func() { must.Succeed(t, os.Rename(name+".away", name)) }
+	}
+	erased := strings.Replace(file("101"), ".json", ".e000001.json", 1)
+	back := hide(erased)
+	a = look(401, 0)
+	a.Segments[1].named = 1 // by now it is that
+	wantFault(t, a.Verify(t.Context(), a.Segments[1], nil), CodeDamaged, "101.e000001.json: it is lost")
+	k.listed = k.listed.Add(-relist)
+	_, err = k.Load(t.Context(), store, folder, nil)
+	wantFault(t, err, CodeDamaged, "101.json")
+	back()
+	look(401, 4) // nothing of it counted any more
+
+	// an older copy in place of the archive
+	defer hide(file("301"))()
+	defer hide(strings.Replace(file("301"), ".json", ".e000001.json", 1))()
+	look(301, 3)
+}
