@@ -18,6 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/metrics"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	segments "github.com/outflowhq/outflow/internal/lifecycle/archive"
 	lifecycle "github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/archive"
 	"github.com/outflowhq/outflow/internal/operate/maintain"
@@ -136,6 +137,7 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 	if a.faults != nil {
 		hit = a.faults.Hit
 	}
+	known := &segments.Known{}
 	c := maintain.Config{Every: cfg.Maintain.Every, Log: log, Slot: cfg.Slot, Monitor: monitor(cfg, log),
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
 			defer wiring.WaitPostgres(ctx, cfg)()
@@ -146,7 +148,7 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 			m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
 			defer cancel()
-			report, err := archive.Run(ctx, cfg, log, archive.Options{Hit: hit})
+			report, err := archive.Run(ctx, cfg, log, archive.Options{Known: known, Hit: hit})
 			if report != nil {
 				m.Archive = &watch.Archived{Sequence: report.Archived, Oldest: report.Waits,
 					Messages:   max(report.Stands, report.Archived) - report.Archived,
@@ -163,8 +165,8 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 			_ *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
-			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true, Hit: hit,
-				Step: func(s lifecycle.Step) {
+			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true, Known: known,
+				Hit: hit, Step: func(s lifecycle.Step) {
 					if s.Done() {
 						log.Info("done", "step", s.String())
 					}
@@ -174,6 +176,7 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 	}
 	if r := cfg.Retain.Stream; r.Age > 0 || r.Size > 0 || r.Messages > 0 {
 		o := a.streamOptions(cfg, urls, true)
+		o.Known = known
 		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context,
 			m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, streamTimeout)

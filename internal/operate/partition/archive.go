@@ -22,7 +22,7 @@ func (c *command) refresh(ctx context.Context, made time.Time) (err error) {
 	if c.archive != nil && c.made.Equal(made) {
 		return c.archive.Refresh(ctx)
 	}
-	c.archive, err = archive.Load(ctx, c.store, archive.FolderOf(c.cfg.Stream, made), nil)
+	c.archive, err = c.known.Load(ctx, c.store, archive.FolderOf(c.cfg.Stream, made), nil)
 	if err != nil {
 		c.archive = nil
 	}

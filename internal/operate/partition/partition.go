@@ -31,6 +31,8 @@ type Options struct {
 	AcceptUnpublished int64 // partitions with exactly so many rows that were never published may go
 	PlainStays        bool  // a table that is not partitioned is no error: nothing of it goes
 
+	Known *archive.Known // what is known of the archive from the run before; may be nil
+
 	Step func(partition.Step) // called after each step
 	Hit  func(point string)   // called at points where tests kill the process; may be nil
 }
@@ -51,6 +53,7 @@ type command struct {
 	l   *backfill.Conns
 
 	store   archive.Store    // nil: there is no archive
+	known   *archive.Known   // nil: nothing is known
 	archive *archive.Archive // that of the stream as it was last seen; nil: not read yet
 	made    time.Time        // when that stream was made
 }
@@ -85,6 +88,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer m.Close()
+	if l.Layout.ID != "" {
+		c.known = o.Known
+	} // else nothing but the manifests shows that rows are archived
 	rep := &Report{Table: l.Layout.Mapping.Table, Applied: o.Apply}
 	if o.PlainStays && !m.Partitioned() && cfg.Retain.Table.Method != config.RetainDelete {
 		rep.Notes = append(rep.Notes, "the table is not partitioned, and retain.table.method is partition: "+

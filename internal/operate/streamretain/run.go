@@ -30,6 +30,7 @@ type Options struct {
 
 	// Readers returns everybody who reads the stream. Whom it does not know is not waited for.
 	Readers func(context.Context, *jsapi.Client) ([]streamretain.Reader, error)
+	Known   *archive.Known     // what is known of the archive from the run before; may be nil
 	Hit     func(point string) // called at points where tests kill the process; may be nil
 
 	now func() time.Time // nil: the machine's clock
@@ -291,7 +292,7 @@ func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error
 	f := &streamretain.Facts{Created: before.Created}
 	if c.store != nil {
 		folder := archive.FolderOf(c.cfg.Stream, before.Created)
-		if c.archive, err = archive.Load(ctx, c.store, folder, nil); err != nil {
+		if c.archive, err = c.o.Known.Load(ctx, c.store, folder, nil); err != nil {
 			return nil, nil, err
 		}
 		f.Archived = c.archive.Next() - 1
