@@ -84,6 +84,10 @@ func (s Segment) String() string {
 		s.To.Format(time.RFC3339), s.Bytes, s.Raw)
 }
 
+// inactive is how long the consumer of a run that was killed stays, and holds the front of the stream. A run
+// that takes longer to write a segment gets another one: retention takes nothing that is not archived.
+const inactive = 30 * time.Second
+
 // open opens the store of the settings.
 func open(ctx context.Context, cfg config.Config) (archive.Store, error) {
 	if cfg.Archive.URL == "" {
@@ -286,7 +290,7 @@ func (c *command) pass(ctx context.Context) error {
 	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
 	defer task.End()
 	err = jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first, InactiveThreshold: inactive,
 	}, c.to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		seq := meta.Sequence.Stream
 		if seq < s.Next() {

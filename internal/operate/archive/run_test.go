@@ -2,6 +2,7 @@ package archive
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -231,4 +232,37 @@ func TestAnotherStreamThanTheArchivesIsRefused(t *testing.T) {
 	w.makeStream(1)
 	_, err = w.run(Options{Now: true})
 	w.wantFault(err, "archive_record")
+}
+
+// TestAKilledRunHoldsTheStreamForHalfAMinute: its consumer is nobody's, and retention waits for each.
+func TestAKilledRunHoldsTheStreamForHalfAMinute(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(3)
+	w.confirm(3)
+	ctx, stop := context.WithCancel(t.Context())
+	_, err := Run(ctx, w.cfg, slog.New(slog.DiscardHandler), Options{Now: true, Hit: func(point string) {
+		if point == "archive.written" {
+			stop()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	seen := 0
+	w.mustRun(Options{Hit: func(point string) { // it ends the segment that is there while it reads
+		if point != "archive.begin" {
+			return
+		}
+		consumers := w.s.ListConsumers(t.Context())
+		for c := range consumers.Info() {
+			if seen++; c.Config.InactiveThreshold != inactive {
+				t.Errorf("it stays for %v", c.Config.InactiveThreshold)
+			}
+		}
+		must.Succeed(t, consumers.Err())
+	}})
+	if seen != 1 {
+		t.Errorf("%d consumers", seen)
+	}
 }
