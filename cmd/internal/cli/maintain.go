@@ -97,9 +97,10 @@ func maintainPages(ctx context.Context, cfg config.Config, c *maintain.Config) (
 			k := known()
 			return struct {
 				Active     bool              `json:"active"`
+				WaitsFor   string            `json:"waits_for,omitempty"`
 				Partitions watch.Partitions  `json:"partitions"`
 				Maintained *watch.Maintained `json:"maintained"`
-			}{k.Active, k.Partitions, k.Maintained}
+			}{k.Active, m.WaitsFor(), k.Partitions, k.Maintained}
 		},
 	})
 	c.Log.Info("pages served", "url", "http://"+l.Addr().String()+"/status.json")

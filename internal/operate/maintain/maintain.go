@@ -5,15 +5,20 @@
 package maintain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -34,6 +39,8 @@ type Config struct {
 	// Connect connects to the database, where the lock is that keeps two of them apart.
 	Connect func(context.Context) (*pgx.Conn, error)
 	Monitor *Monitor // is told of everything; nil: nobody is
+
+	beat time.Duration // 0: the constant
 }
 
 const (
@@ -42,6 +49,12 @@ const (
 	answer     = 30 * time.Second // how long PostgreSQL may take to say who has the lock
 	remind     = 10 * time.Minute // so often it is said again that a part fails in the same way
 	advisory   = 0x6f75746d       // the class of the lock; its object is the slot
+
+	// A process that has the lock tells PostgreSQL so often that it is there. PostgreSQL ends the session of
+	// one that was silent for longer than that: it was stopped, or is cut off, and could keep the lock for
+	// ever.
+	beat   = 15 * time.Second
+	silent = time.Minute
 )
 
 // Once runs each part once, whether another process is at it or not, and returns the error that somebody has
@@ -88,7 +101,11 @@ func Run(ctx context.Context, c Config) error {
 		parts[i] = &state{Part: p}
 	}
 	l := lock{c: c}
-	defer l.close()
+	stop := l.keep(ctx)
+	defer func() {
+		stop()
+		l.close()
+	}()
 	for {
 		had := l.conn
 		if err := l.hold(ctx); err != nil {
@@ -111,7 +128,9 @@ func Run(ctx context.Context, c Config) error {
 			}
 		}
 		if ran {
+			l.mu.Lock()
 			c.Monitor.end(ctx, l.conn)
+			l.mu.Unlock()
 		}
 		c.Monitor.is(idle, time.Until(next)+answer)
 		if err := sleep(ctx, time.Until(next)); err != nil {
@@ -165,36 +184,67 @@ func sleep(ctx context.Context, d time.Duration) error {
 // and nothing depends on it: what must not be done twice is guarded where it is done.
 type lock struct {
 	c       Config
-	conn    *pgx.Conn // nil: there is none
-	held    bool
-	standby bool // that is said
+	standby string // who has it, as that was said; "": nobody has
 	said    string
+
+	mu   sync.Mutex // of the connection; the loop alone sets what follows
+	conn *pgx.Conn  // nil: there is none
+	held bool
+}
+
+// keep says again and again that this process has the lock, whatever it does, until it is stopped.
+func (l *lock) keep(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer crash.Guard()
+		defer close(ended)
+		for sleep(ctx, cmp.Or(l.c.beat, beat)) == nil {
+			l.mu.Lock()
+			if l.held {
+				limited, cancel := context.WithTimeout(ctx, answer)
+				_ = l.conn.Ping(limited) // if this fails, the loop finds the connection broken
+				cancel()
+			}
+			l.mu.Unlock()
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
 }
 
 // hold returns when this process has the lock.
 func (l *lock) hold(ctx context.Context) error {
 	for pause := lookAgain; ; {
-		err := l.try(ctx)
+		who, err := l.try(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil && l.held:
-			if l.standby {
+			if l.standby != "" {
 				l.c.Log.Info("the other one is gone: this one goes on")
 			}
-			l.standby, l.said = false, ""
+			l.standby, l.said = "", ""
 			return nil
 		case err == nil:
-			l.c.Monitor.is(standingBy, pause+answer)
-			if !l.standby {
-				l.c.Log.Info("another outflow maintain is at work: standing by")
+			l.c.Monitor.standsBy(who, pause+answer)
+			if who != l.standby {
+				l.c.Log.Info("another outflow maintain is at work: standing by", "who", who)
 			}
-			l.standby, pause = true, lookAgain
+			l.standby, pause = who, lookAgain
 		default:
+			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Code == idleSessionTimeout {
+				l.close()
+				l.c.Log.Warn("this process was stopped, or cut off from PostgreSQL: another one may be at work",
+					"for_more_than", silent)
+				continue
+			}
 			l.close()
 			l.c.Monitor.is(away, max(l.c.Every, lookAgain)+answer)
 			f := outbox.FaultOf(err)
-			if f != nil && f.Class != outbox.Transient && l.said == "" && !l.standby {
+			if f != nil && f.Class != outbox.Transient && l.said == "" && l.standby == "" {
 				return err // the set-up can't work
 			}
 			if err.Error() != l.said {
@@ -209,27 +259,59 @@ func (l *lock) hold(ctx context.Context) error {
 	}
 }
 
-// try takes the lock, or looks whether the connection that has it is still there.
-func (l *lock) try(ctx context.Context) (err error) {
+// idleSessionTimeout is the code of the error with which PostgreSQL ends a session that was silent.
+const idleSessionTimeout = "57P05"
+
+// try takes the lock, or looks whether the connection that has it is still there. Where another process has
+// the lock it says who.
+func (l *lock) try(ctx context.Context) (who string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answer)
 	defer cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.conn == nil {
 		if l.conn, err = l.c.Connect(ctx); err != nil {
 			l.conn = nil
-			return err
+			return "", err
+		}
+		if _, err := l.conn.Exec(ctx, "SELECT set_config('idle_session_timeout', $1, false)",
+			strconv.FormatInt(silent.Milliseconds(), 10)); err != nil {
+			return "", fmt.Errorf("limit how long a session of outflow maintain may be silent: %w", err)
 		}
 	}
 	sql := "SELECT pg_try_advisory_lock($1::int, hashtext($2))"
 	if l.held {
 		sql = "SELECT $1::int IS NOT NULL AND $2::text IS NOT NULL"
 	}
-	if err := l.conn.QueryRow(ctx, sql, int32(advisory), l.c.Slot).Scan(&l.held); err != nil {
-		return fmt.Errorf("take the advisory lock of outflow maintain: %w", err)
+	err = l.conn.QueryRow(ctx, sql, int32(advisory), l.c.Slot).Scan(&l.held)
+	if err == nil && !l.held {
+		who, err = l.holder(ctx)
 	}
-	return nil
+	if err != nil {
+		return "", fmt.Errorf("take the advisory lock of outflow maintain: %w", err)
+	}
+	return who, nil
+}
+
+// holder says who has the lock, as far as PostgreSQL tells: of another role's session it may be the PID only.
+func (l *lock) holder(ctx context.Context) (who string, err error) {
+	err = l.conn.QueryRow(ctx, `SELECT concat_ws(', ', nullif(a.application_name, ''), 'PID ' || a.pid,
+			'from ' || host(a.client_addr), 'connected since ' || to_char(a.backend_start,
+				'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+		FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+		WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+			AND l.classid = $1::bigint::oid
+			AND l.objid = (hashtext($2)::bigint & 4294967295)::oid`, int64(advisory), l.c.Slot).Scan(&who)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "one that has just ended", nil
+	}
+	return who, err
 }
 
 func (l *lock) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.conn != nil {
 		postgres.Close(l.conn)
 	}

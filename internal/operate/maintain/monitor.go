@@ -34,6 +34,7 @@ type Monitor struct {
 	state      string
 	since      time.Time
 	limit      time.Duration // how long it may last, if the loop goes round
+	waitsFor   string        // who has the lock, where this one stands by
 	unsaved    string        // that it was said of
 }
 
@@ -50,12 +51,18 @@ const (
 	longest = 25 * time.Hour  // a part takes less
 )
 
-func (m *Monitor) is(state string, limit time.Duration) {
+func (m *Monitor) is(state string, limit time.Duration) { m.set(state, "", limit) }
+
+// standsBy says that somebody else has the lock.
+func (m *Monitor) standsBy(who string, limit time.Duration) { m.set(standingBy, who, limit) }
+
+func (m *Monitor) set(state, waitsFor string, limit time.Duration) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.waitsFor = waitsFor
 	if m.state != state || state == idle {
 		m.state, m.since = state, time.Now()
 	}
@@ -180,6 +187,13 @@ func (m *Monitor) Partitions() watch.Partitions {
 	return m.partitions
 }
 
+// WaitsFor is who has the lock, where this process stands by; otherwise "".
+func (m *Monitor) WaitsFor() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waitsFor
+}
+
 // Active reports whether this process works.
 func (m *Monitor) Active() bool {
 	m.mu.Lock()
@@ -220,6 +234,9 @@ func (m *Monitor) says() string {
 		state = starting
 	} else {
 		since = fmt.Sprintf(" for %v", time.Since(m.since).Round(time.Second))
+	}
+	if m.waitsFor != "" {
+		since += ": at work is " + m.waitsFor
 	}
 	return state + since + "\n"
 }

@@ -69,7 +69,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer l.Close()
-	c := &command{cfg: cfg, log: log, l: l}
+	c := &command{cfg: cfg, log: log, l: l, known: o.Known}
 	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
@@ -88,9 +88,6 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer m.Close()
-	if l.Layout.ID != "" {
-		c.known = o.Known
-	} // else nothing but the manifests shows that rows are archived
 	rep := &Report{Table: l.Layout.Mapping.Table, Applied: o.Apply}
 	if o.PlainStays && !m.Partitioned() && cfg.Retain.Table.Method != config.RetainDelete {
 		rep.Notes = append(rep.Notes, "the table is not partitioned, and retain.table.method is partition: "+
