@@ -3,7 +3,9 @@ package archive
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"hash"
 	"log/slog"
 	"maps"
 	"slices"
@@ -41,9 +43,14 @@ type Restored struct {
 	Last     uint64 `json:"last"`
 	Messages uint64 `json:"messages"`
 	Missing  uint64 `json:"missing"` // sequences without a message, as in the archived stream
+	Before   bool   `json:"before"`  // an earlier run has restored it: it was only compared
 }
 
 func (r *Restored) String() string {
+	if r.Before {
+		return fmt.Sprintf("stream %s was restored before: its %d messages, %d to %d, are those of the archive",
+			r.Stream, r.Messages, r.First, r.Last)
+	}
 	text := fmt.Sprintf("stream %s: restored %d messages, %d to %d", r.Stream, r.Messages, r.First, r.Last)
 	if r.Missing > 0 {
 		text += fmt.Sprintf(", without %d that were missing", r.Missing)
@@ -207,6 +214,10 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	case err != nil:
 		return err
 	case st.Restoring == "":
+		// a run may have been killed right before it could say that it is done
+		if done.Before, err = r.whole(ctx, st, done); err != nil || done.Before {
+			return err
+		}
 		return exists(r.name, fmt.Sprintf("stream %s exists: it is at sequence %d", r.name, st.LastSeq))
 	case st.Restoring != done.Folder:
 		return exists(r.name, fmt.Sprintf("stream %s is being restored from %s", r.name, st.Restoring))
@@ -216,6 +227,40 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	}
 	r.hit("restore.published")
 	return r.finish(ctx, done)
+}
+
+// whole reports whether the stream is one that was made from the archive, and has each message of it and no
+// other. It reads both.
+func (r *restore) whole(ctx context.Context, st relay.StreamState, done *Restored) (bool, error) {
+	if st.Created.Equal(r.a.Created()) || st.LastSeq != done.Last || st.Messages != done.Messages ||
+		st.NewestSeq == 0 {
+		return false, nil
+	}
+	task := progress.Count(ctx, "comparing stream "+r.name+" with the archive", "messages",
+		2*int64(done.Messages))
+	defer task.End()
+	archived, stored := sha256.New(), sha256.New()
+	add := func(to hash.Hash, m archive.Message) {
+		task.Add(1)
+		m.Header, m.Time = published(m.Header), time.Time{}
+		h := m.Hash()
+		to.Write(h[:])
+	}
+	if err := r.a.Read(ctx, done.First, func(m *archive.Message) error {
+		add(archived, *m)
+		return nil
+	}); err != nil {
+		return false, err
+	}
+	if err := jsapi.ReadStream(ctx, r.js, r.name, jetstream.OrderedConsumerConfig{}, st.NewestSeq,
+		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+			add(stored, archive.Message{Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: m.Headers(),
+				Data: m.Data()})
+			return nil
+		}); err != nil {
+		return false, err
+	}
+	return bytes.Equal(archived.Sum(nil), stored.Sum(nil)), nil
 }
 
 func exists(name, message string) error {

@@ -118,18 +118,53 @@ func TestAStreamIsRestoredAsItWas(t *testing.T) {
 			if got := w.stored("OUTBOX"); !reflect.DeepEqual(got, want) {
 				t.Fatalf("%v\n%v", got, want)
 			}
-			if _, err := w.restore(RestoreOptions{}); err == nil {
-				t.Error("a stream that is there was restored")
-			} else {
-				w.wantFault(err, "restore_exists")
-			}
-			r, err := w.restore(RestoreOptions{To: "PAST"})
+			r, err := w.restore(RestoreOptions{}) // killed when all was done
 			must.Succeed(t, err)
+			if got := w.stored("OUTBOX"); !reflect.DeepEqual(got, want) || !r.Before ||
+				r.Messages != uint64(len(want)) {
+				t.Errorf("%+v\n%v\n%v", r, got, want)
+			}
+			r, err = w.restore(RestoreOptions{To: "PAST"})
+			must.Succeed(t, err)
+			if r.Before {
+				t.Error("it was not there")
+			}
 			if got := w.stored("PAST"); !reflect.DeepEqual(got, want) || r.Messages != uint64(len(want)) {
 				t.Errorf("%+v\n%v\n%v", r, got, want)
 			}
 		})
 	}
+}
+
+// TestAStreamThatExistsIsNotRestored: the one that was archived, and one with as many messages of which one is
+// another.
+func TestAStreamThatExistsIsNotRestored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(3)
+	w.confirm(3)
+	w.mustRun(Options{Now: true})
+	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+	_, err := w.restore(RestoreOptions{})
+	must.Succeed(t, err)
+	w.s, err = w.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	w.confirm(3)
+	w.mustRun(Options{Now: true})
+	_, err = w.restore(RestoreOptions{})
+	w.wantFault(err, "restore_exists")
+	cfg := w.s.CachedInfo().Config
+	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+	_, err = w.js.CreateStream(t.Context(), cfg)
+	must.Succeed(t, err)
+	ingress := cfg.Subjects[0]
+	for seq := range 3 {
+		_, err = w.js.Publish(t.Context(), ingress[:len(ingress)-1]+fmt.Sprintf("outbox.doc%d", seq+1),
+			[]byte("another"))
+		must.Succeed(t, err)
+	}
+	_, err = w.restore(RestoreOptions{})
+	w.wantFault(err, "restore_exists")
 }
 
 // TestARestoreIntoAStreamOfOthersIsNoticed: somebody publishes to it meanwhile.
