@@ -77,7 +77,8 @@ func render(c *chart.Chart, v map[string]any) (objects []any, err error) {
 			}
 			types := map[string]any{
 				"apps/v1 Deployment": new(apps.Deployment), "batch/v1 Job": new(batch.Job),
-				"v1 ConfigMap": new(core.ConfigMap), "v1 ServiceAccount": new(core.ServiceAccount),
+				"batch/v1 CronJob": new(batch.CronJob),
+				"v1 ConfigMap":     new(core.ConfigMap), "v1 ServiceAccount": new(core.ServiceAccount),
 				"policy/v1 PodDisruptionBudget":           new(policy.PodDisruptionBudget),
 				"networking.k8s.io/v1 NetworkPolicy":      new(networking.NetworkPolicy),
 				"monitoring.coreos.com/v1 PodMonitor":     new(monitoring.PodMonitor),
@@ -148,6 +149,8 @@ func accept(t *testing.T, program, config string) {
 func TestTheChartMakesWhatKubernetesAndOutflowAccept(t *testing.T) {
 	program := outflow(t)
 	for name, outflows := range map[string]int{"minimal": 1, "shards": 2, "everything": 1} {
+		loops := map[string]int{"everything": 1}[name] // of outflow maintain
+		cron := map[string]int{"shards": 2}[name]
 		t.Run(name, func(t *testing.T) {
 			v := values(t, name)
 			for _, m := range lint.All(chartDir, v, "ns", true).Messages {
@@ -165,8 +168,15 @@ func TestTheChartMakesWhatKubernetesAndOutflowAccept(t *testing.T) {
 				accept(t, program, c.Data["outflow.yaml"])
 			}
 			deployments := only[apps.Deployment](objects)
-			if len(deployments) != outflows || len(only[policy.PodDisruptionBudget](objects)) != outflows {
+			if len(deployments) != outflows+loops || len(only[policy.PodDisruptionBudget](objects)) != outflows {
 				t.Errorf("%d deployments", len(deployments))
+			}
+			jobs := only[batch.CronJob](objects)
+			if len(jobs) != cron {
+				t.Errorf("%d cron jobs", len(jobs))
+			}
+			for _, j := range jobs {
+				checkMaintainOnce(t, j, configs)
 			}
 			selected := map[string]bool{}
 			for _, d := range deployments {
@@ -188,15 +198,19 @@ func TestTheChartMakesWhatKubernetesAndOutflowAccept(t *testing.T) {
 					main.TerminationMessagePolicy != core.TerminationMessageFallbackToLogsOnError {
 					t.Errorf("%+v", main)
 				}
-				listen := fmt.Sprintf("0.0.0.0:%d", main.Ports[0].ContainerPort)
-				if main.Env[0].Value != listen {
-					t.Errorf("listens on %v, not %s", main.Env[0], listen)
+				listen, command := "OUTFLOW_LISTEN", "run"
+				if strings.HasSuffix(d.Name, "-maintain") {
+					listen, command = "OUTFLOW_MAINTAIN_LISTEN", "maintain"
+				}
+				if at := fmt.Sprintf("0.0.0.0:%d", main.Ports[0].ContainerPort); main.Env[0].Value != at ||
+					main.Env[0].Name != listen || main.Args[0] != command {
+					t.Errorf("%v listens on %v, not %s", main.Args, main.Env[0], at)
 				}
 				if !strings.Contains(configs[d.Name], "on_fault: hold\n") {
 					t.Errorf("%s", configs[d.Name])
 				}
 			}
-			if len(selected) != outflows {
+			if len(selected) != outflows+loops {
 				t.Errorf("%d deployments share their pods: %v", outflows, selected)
 			}
 			for _, j := range only[batch.Job](objects) {
@@ -204,6 +218,36 @@ func TestTheChartMakesWhatKubernetesAndOutflowAccept(t *testing.T) {
 			}
 		})
 	}
+}
+
+// checkMaintainOnce fails the test unless a job runs outflow maintain once, with what it needs.
+func checkMaintainOnce(t *testing.T, j *batch.CronJob, configs map[string]string) {
+	t.Helper()
+	pod := j.Spec.JobTemplate.Spec.Template.Spec
+	checkPod(t, pod, configs)
+	if args := pod.Containers[0].Args; len(args) < 2 || args[0] != "maintain" || args[1] != "--once" ||
+		j.Spec.ConcurrencyPolicy != batch.ForbidConcurrent || pod.RestartPolicy != core.RestartPolicyNever ||
+		*j.Spec.JobTemplate.Spec.BackoffLimit != 0 {
+		t.Errorf("%+v", j.Spec)
+	}
+	if !slices.ContainsFunc(pod.Volumes, func(v core.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == "outflow-archive"
+	}) {
+		t.Errorf("no archive: %+v", pod.Volumes)
+	}
+}
+
+// TestTheExampleOfACronJobIsValid: it is for those who do without the chart.
+func TestTheExampleOfACronJobIsValid(t *testing.T) {
+	text, err := os.ReadFile("kubernetes/outflow-maintain-cronjob.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var j batch.CronJob
+	if err := yaml.UnmarshalStrict(text, &j); err != nil {
+		t.Fatal(err)
+	}
+	checkMaintainOnce(t, &j, nil)
 }
 
 // checkPod fails the test if a pod may do more than it needs, or mounts what is not there.
@@ -240,7 +284,10 @@ func TestTheChartTakesAllThatItsValuesSay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod := only[apps.Deployment](objects)[0].Spec.Template.Spec
+	deployments := only[apps.Deployment](objects)
+	pod := deployments[slices.IndexFunc(deployments, func(d *apps.Deployment) bool {
+		return d.Name == "rel-outflow"
+	})].Spec.Template.Spec
 	sources := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v core.Volume) bool {
 		return v.Name == "secrets"
 	})].Projected.Sources
@@ -251,6 +298,16 @@ func TestTheChartTakesAllThatItsValuesSay(t *testing.T) {
 		pod.Containers[0].Image != "registry.example.org/outflow@sha256:"+strings.Repeat("0", 64) ||
 		pod.Containers[0].Env[1].ValueFrom.SecretKeyRef.Key != "password" {
 		t.Errorf("%+v", pod)
+	}
+	maintain := deployments[slices.IndexFunc(deployments, func(d *apps.Deployment) bool {
+		return d.Name == "rel-outflow-maintain"
+	})].Spec
+	m := maintain.Template.Spec
+	if *maintain.Replicas != 2 || m.ServiceAccountName != "outflow-archive" ||
+		m.NodeSelector["disk"] != "hdd" || !strings.HasPrefix(m.Containers[0].Image,
+		"registry.example.org/outflow-s3@") || m.Volumes[1].Projected.Sources[0].Secret.Name !=
+		"outflow-maintain" || m.Containers[0].Env[2].Name != "OUTFLOW_CONSUMER_DATABASE" {
+		t.Errorf("%+v", m)
 	}
 	jobs, egress := only[batch.Job](objects), only[networking.NetworkPolicy](objects)
 	if len(jobs) != 1 || jobs[0].Annotations["helm.sh/hook"] == "" ||
@@ -272,6 +329,7 @@ func TestTheChartRefusesValuesThatItDoesNotKnow(t *testing.T) {
 		"spill_dir": {"config": map[string]any{"reorder": map[string]any{"spill_dir": "/tmp"}}},
 		"a shard":   {"shards": []any{map[string]any{"name": "S_0", "config": map[string]any{}}}},
 		"spill":     {"spill": map[string]any{"type": "hostPath"}},
+		"maintain":  {"config": map[string]any{"maintain": map[string]any{"listen": ":1"}}},
 		"too short": {"terminationGracePeriodSeconds": 5},
 	} {
 		if _, err := render(load(t), v); err == nil {

@@ -23,11 +23,19 @@
 {{- end -}}
 
 {{- define "outflow.selector" -}}
-app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/name: {{ .root.Chart.Name }}{{ with .component }}-{{ . }}{{ end }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- with .one.shard }}
 outflow/shard: {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{- /* The pods with a port, of all shards. */ -}}
+{{- define "outflow.served" -}}
+matchLabels:
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - {key: app.kubernetes.io/name, operator: In, values: [{{ .Chart.Name }}, {{ .Chart.Name }}-maintain]}
 {{- end -}}
 
 {{- define "outflow.labels" -}}
@@ -150,4 +158,84 @@ spec:
       {{- end }}
       {{- end }}
     {{- include "outflow.secrets" (dict "root" .root "secret" .root.Values.existingSecret) | nindent 4 }}
+{{- end -}}
+
+{{- define "outflow.maintainPod" -}}
+{{- $v := .root.Values -}}
+{{- $m := $v.maintain -}}
+{{- $secret := default $v.existingSecret $m.existingSecret -}}
+metadata:
+  labels:
+    {{- include "outflow.labels" . | nindent 4 }}
+    {{- with $v.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    outflow/config: {{ include "outflow.config" . | sha256sum }}
+    {{- with $v.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- with $v.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if $m.schedule }}
+  restartPolicy: Never
+  {{- end }}
+  serviceAccountName: {{ default (include "outflow.serviceAccount" .root) $m.serviceAccountName }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $v.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- toYaml $v.podSecurityContext | nindent 4 }}
+  containers:
+    - name: maintain
+      image: {{ include "outflow.image" (dict "Values" (dict "image" (mergeOverwrite (deepCopy $v.image) $m.image)) "Chart" .root.Chart) }}
+      imagePullPolicy: {{ $v.image.pullPolicy }}
+      args: [maintain, {{ if $m.schedule }}--once, {{ end }}--config, /etc/outflow/outflow.yaml]
+      {{- if $m.schedule }}
+      {{- with concat $v.extraEnv $m.extraEnv }}
+      env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- else }}
+      env:
+        - {name: OUTFLOW_MAINTAIN_LISTEN, value: "0.0.0.0:{{ $v.port }}"}
+        {{- with concat $v.extraEnv $m.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        - {name: http, containerPort: {{ $v.port }}}
+      startupProbe:
+        httpGet: {path: /healthz, port: http}
+        {{- toYaml $v.probes.startup | nindent 8 }}
+      livenessProbe:
+        httpGet: {path: /healthz, port: http}
+        {{- toYaml $v.probes.liveness | nindent 8 }}
+      readinessProbe:
+        httpGet: {path: /readyz, port: http}
+        {{- toYaml $v.probes.readiness | nindent 8 }}
+      {{- end }}
+      resources:
+        {{- toYaml $m.resources | nindent 8 }}
+      securityContext:
+        {{- toYaml $v.securityContext | nindent 8 }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      volumeMounts:
+        - {name: config, mountPath: /etc/outflow, readOnly: true}
+        {{- if $m.archiveClaim }}
+        - {name: archive, mountPath: /archive}
+        {{- end }}
+        {{- if or $secret $v.secretSources }}
+        - {name: secrets, mountPath: /secrets, readOnly: true}
+        {{- end }}
+  volumes:
+    - name: config
+      configMap: {name: {{ .one.name }}-maintain}
+    {{- with $m.archiveClaim }}
+    - name: archive
+      persistentVolumeClaim: {claimName: {{ . | quote }}}
+    {{- end }}
+    {{- include "outflow.secrets" (dict "root" .root "secret" $secret) | nindent 4 }}
 {{- end -}}
