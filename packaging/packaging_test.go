@@ -168,7 +168,8 @@ func TestTheChartMakesWhatKubernetesAndOutflowAccept(t *testing.T) {
 				accept(t, program, c.Data["outflow.yaml"])
 			}
 			deployments := only[apps.Deployment](objects)
-			if len(deployments) != outflows+loops || len(only[policy.PodDisruptionBudget](objects)) != outflows {
+			if len(deployments) != outflows+loops ||
+				len(only[policy.PodDisruptionBudget](objects)) != outflows {
 				t.Errorf("%d deployments", len(deployments))
 			}
 			jobs := only[batch.CronJob](objects)

@@ -166,8 +166,8 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 			_ *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
-			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true, Known: known,
-				Hit: hit, Step: func(s lifecycle.Step) {
+			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true,
+				Known: known, Hit: hit, Step: func(s lifecycle.Step) {
 					if s.Done() {
 						log.Info("done", "step", s.String())
 					}

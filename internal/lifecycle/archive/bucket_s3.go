@@ -2,6 +2,7 @@
 
 package archive
 
-import "github.com/outflowhq/outflow/internal/lifecycle/archive/s3store" // every outflow run would have it in memory
+import "github.com/outflowhq/outflow/internal/lifecycle/archive/s3store"
 
+// Every outflow run would have it in memory.
 func init() { whole, after = s3store.Whole, s3store.After }

@@ -73,9 +73,8 @@ func TestAManifestIsReadOnce(t *testing.T) {
 	}
 
 	// what was erased since it was read
-	_, err := load(t, plain, nil).Erase(t.Context(), Erasing{Request: "r", Is: func(m *Message) (bool, error) {
-		return m.Subject == "outbox.doc3", nil
-	}})
+	gone := func(m *Message) (bool, error) { return m.Subject == "outbox.doc3", nil }
+	_, err := load(t, plain, nil).Erase(t.Context(), Erasing{Request: "r", Is: gone})
 	must.Succeed(t, err)
 	verify(look(401, 0), 1, 50-8)
 

@@ -48,8 +48,8 @@ type Restored struct {
 
 func (r *Restored) String() string {
 	if r.Before {
-		return fmt.Sprintf("stream %s was restored before: its %d messages, %d to %d, are those of the archive",
-			r.Stream, r.Messages, r.First, r.Last)
+		return fmt.Sprintf("stream %s was restored before: its %d messages, %d to %d, are those of the "+
+			"archive", r.Stream, r.Messages, r.First, r.Last)
 	}
 	text := fmt.Sprintf("stream %s: restored %d messages, %d to %d", r.Stream, r.Messages, r.First, r.Last)
 	if r.Missing > 0 {

@@ -136,8 +136,8 @@ func TestAStreamIsRestoredAsItWas(t *testing.T) {
 	}
 }
 
-// TestAStreamThatExistsIsNotRestored: the one that was archived, and one with as many messages of which one is
-// another.
+// TestAStreamThatExistsIsNotRestored: the one that was archived, and one with as many messages that are
+// others.
 func TestAStreamThatExistsIsNotRestored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

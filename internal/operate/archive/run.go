@@ -290,7 +290,8 @@ func (c *command) pass(ctx context.Context) error {
 	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
 	defer task.End()
 	err = jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first, InactiveThreshold: inactive,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
+		InactiveThreshold: inactive,
 	}, c.to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		seq := meta.Sequence.Stream
 		if seq < s.Next() {

@@ -237,8 +237,8 @@ func (l *lock) hold(ctx context.Context) error {
 		default:
 			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Code == idleSessionTimeout {
 				l.close()
-				l.c.Log.Warn("this process was stopped, or cut off from PostgreSQL: another one may be at work",
-					"for_more_than", silent)
+				l.c.Log.Warn("this process was stopped, or cut off from PostgreSQL: another one may be at "+
+					"work", "for_more_than", silent)
 				continue
 			}
 			l.close()
