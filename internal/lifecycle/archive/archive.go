@@ -114,8 +114,8 @@ func (a *Archive) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for {
-		m, err := a.manifest(ctx, names, a.Next())
+	for all := a.readAhead(names); ; {
+		m, err := all.manifest(ctx, a.Next())
 		if errors.Is(err, ErrMissing) {
 			break
 		}
@@ -124,9 +124,6 @@ func (a *Archive) Refresh(ctx context.Context) error {
 		}
 		if err := a.follows(m); err != nil {
 			return a.damaged(a.manifestName(a.Next()), err)
-		}
-		if a.brief {
-			m.Docs = nil
 		}
 		if a.known != nil {
 			a.abridge(m)

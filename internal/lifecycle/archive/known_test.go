@@ -5,7 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
@@ -14,13 +16,16 @@ import (
 // counting counts the manifests that are read.
 type counting struct {
 	Store
+	mu        sync.Mutex
 	manifests int
 }
 
 func (c *counting) Read(ctx context.Context, name string, limit int64) ([]byte, error) {
 	data, err := c.Store.Read(ctx, name, limit)
 	if err == nil && strings.HasSuffix(name, ".json") {
+		c.mu.Lock()
 		c.manifests++
+		c.mu.Unlock()
 	}
 	return data, err
 }
@@ -98,4 +103,43 @@ func TestAManifestIsReadOnce(t *testing.T) {
 	defer hide(file("301"))()
 	defer hide(strings.Replace(file("301"), ".json", ".e000001.json", 1))()
 	look(301, 3)
+}
+
+// together lets reads of manifests end when so many are under way.
+type together struct {
+	Store
+	mu   sync.Mutex
+	left int
+	all  chan struct{}
+}
+
+func (s *together) Read(ctx context.Context, name string, limit int64) ([]byte, error) {
+	s.mu.Lock()
+	if s.left--; s.left == 0 {
+		close(s.all)
+	}
+	s.mu.Unlock()
+	select {
+	case <-s.all:
+		return s.Store.Read(ctx, name, limit)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// TestManifestsAreReadSeveralAtOnce: a store may be far away, and an archive of a year has thousands.
+func TestManifestsAreReadSeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	plain, _ := folderOf(t)
+	for to := range uint64(readers + 1) {
+		must.Succeed(t, add(t, load(t, plain, nil), to+1))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	store := &together{Store: plain, left: readers, all: make(chan struct{})}
+	a, err := Load(ctx, store, FolderOf("S", made), nil)
+	must.Succeed(t, err)
+	if a.Next() != readers+2 {
+		t.Errorf("up to %d", a.Next())
+	}
 }
