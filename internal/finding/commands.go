@@ -86,6 +86,12 @@ var commands = []Finding{
 	{Code: "erase_busy", Severity: Note, Classes: transient,
 		Title: "Another erasure works on the same outbox",
 		Hint:  "Let it finish, then run it again."},
+	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
+		Title: "The database is from before an erasure, and a repair would publish rows of it",
+		Hint: "The rows of what was erased may be there again. The archive's manifests name the requests; " +
+			"delete the rows of their documents from the table, or leave them out with `--where`, then add " +
+			"`--despite-erasure`. Nothing was published.",
+		Runbook: "[When the database was put back](erasure.md#what-comes-back)."},
 	{Code: "erase_notify", Severity: Error, Classes: usage,
 		Title: "The last event of a document that is erased can't be written",
 		Hint: "Correct --notify and --notify-key, or write the event yourself before the erasure and leave " +
@@ -106,6 +112,13 @@ var commands = []Finding{
 		Title: "The erasure was begun on another database cluster, or the database was put back",
 		Hint: "Its rows may be there again: erase the document once more, with another name for the " +
 			"request."},
+	{Code: "erase_unfinished", Severity: Error, Classes: gap,
+		Title: "A repair would publish rows while an erasure has not finished",
+		Hint: "Run `outflow erase` with that request until it ends with 0. Where it waits for `outflow run`, " +
+			"which this repair is for, add `--despite-erasure` to the repair: events of the document that were " +
+			"written since, and that the repair publishes, may be erased with the others. Nothing was " +
+			"published.",
+		Runbook: "[What comes back](erasure.md#what-comes-back)."},
 	{Code: "erase_untold", Severity: Error, Classes: fatal,
 		Title: "Messages do not say which document they are of",
 		Hint: "Nothing can be erased by document then. Put the document's column into `subject` or " +
@@ -115,6 +128,10 @@ var commands = []Finding{
 		Hint: "Run it again, with the same options: it goes on where it was. Messages can't go before " +
 			"others are confirmed behind them, so something has to be published.",
 		Runbook: "[What it waits for](erasure.md#what-it-waits-for)."},
+	{Code: "erased_rows", Severity: Error, Classes: gap,
+		Title:   "Very many rows of the table were erased before, and are there again",
+		Hint:    "Somebody put them back. Delete them from the table, then run the command again.",
+		Runbook: "[What comes back](erasure.md#what-comes-back)."},
 	{Code: "erase_written", Severity: Warning, Classes: transient,
 		Title: "A document is written to while it is erased",
 		Hint:  "Stop what writes it, then run the erasure again."},

@@ -90,13 +90,48 @@ func (s *Snapshot) idHash(id string) string {
 // HashOf is the IDHash of a row of the table that FROM calls by that name, as SQL: of the bytes that the
 // decoder makes of the column.
 func HashOf(table string, id catalog.Column) string {
-	column := postgres.Quote(table) + "." + postgres.Quote(id.Name)
-	bytes := "textsend(concat(" + column + "))"
-	if id.TypeOID == pgtype.ByteaOID {
-		bytes = "coalesce(" + column + ", '')"
-	}
-	return "left(encode(sha256(" + bytes + "), 'hex'), 32)::uuid"
+	return "left(encode(sha256(" + bytesOf(table, id) + "), 'hex'), 32)::uuid"
 }
+
+// bytesOf are the bytes that the decoder makes of the column, as SQL.
+func bytesOf(table string, id catalog.Column) string {
+	column := postgres.Quote(table) + "." + postgres.Quote(id.Name)
+	if id.TypeOID == pgtype.ByteaOID {
+		return "coalesce(" + column + ", '')"
+	}
+	return "textsend(concat(" + column + "))"
+}
+
+// Noted is a row whose id is noted in another table.
+type Noted struct {
+	ID      []byte // as an event has it
+	Doc     string
+	Request string // as that table says
+}
+
+// Noted calls f with each row of the query whose id another table has: its column sum is the IDHash, request
+// is handed on. condition is one on that table, which is called noted. That it may not be read is the
+// caller's to explain.
+func (s *Snapshot) Noted(ctx context.Context, q Query, table, condition string, f func(Noted) error) error {
+	q.Columns, q.Sorted = []string{rowBytes, SortDoc, rowSum}, false
+	sql, params := s.query(q)
+	if params != nil {
+		panic("replication: a list of ids is not looked up")
+	}
+	rows, err := s.conn.Query(ctx, "SELECT r.id, r.doc, noted.request FROM ("+sql+") AS r (id, doc, sum) JOIN "+
+		table+" AS noted ON noted.sum = r.sum WHERE "+condition)
+	if err == nil {
+		var n Noted
+		_, err = pgx.ForEachRow(rows, []any{&n.ID, &n.Doc, &n.Request}, func() error { return f(n) })
+	}
+	if state := postgres.SQLState(err); state != "" && state != postgres.StateInsufficientPrivilege {
+		err = s.rowsFault(q, err)
+	}
+	return err
+}
+
+// Querier reads within the snapshot.
+func (s *Snapshot) Querier() catalog.Querier { return s.conn }
 
 // Count returns how many rows a query would bring.
 func (s *Snapshot) Count(ctx context.Context, q Query) (n int, err error) {

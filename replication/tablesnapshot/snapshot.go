@@ -55,6 +55,12 @@ const (
 	SortKey = "\x00key"
 )
 
+// The id's bytes and their [IDHash], as columns of a Query.
+const (
+	rowBytes = "\x00bytes"
+	rowSum   = "\x00sum"
+)
+
 // Open takes the exported snapshot of that name, or, if it is empty, one of now.
 func Open(ctx context.Context, cfg catalog.Config, exported string) (*Snapshot, error) {
 	r, err := OpenReader(ctx, cfg)
@@ -358,6 +364,11 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 			columns[i] = key
 		case SortID:
 			columns[i] = id
+		case rowBytes, rowSum:
+			c, _ := s.table.Column(q.ID)
+			if columns[i] = bytesOf(s.table.Name, c); name == rowSum {
+				columns[i] = HashOf(s.table.Name, c)
+			}
 		default:
 			columns[i] = postgres.Quote(name)
 		}

@@ -33,6 +33,10 @@ Events that were written as logical messages (source: message, both) are in no t
 be lost, the repair says so and refuses, unless --accept-loss says in these words: "message events". Without
 a table it then publishes nothing, and makes slot and record such that outflow run goes on.
 
+Rows that outflow erase has deleted, and that are in the table again, are not published. Where rows would be
+published while an erasure has not finished, or the database is from before one, it refuses, unless
+--despite-erasure says to go on.
+
 Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found or
 --accept-loss is missing, 3 if no repair is possible as things are (outflow still runs, no id column, ...),
 5 if a missing row can't be published, 1 if it was interrupted or a server can't be reached.`,
@@ -65,6 +69,8 @@ Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accep
 		"an SQL condition on the outbox table: only rows for which it holds can be missing")
 	f.StringVar(&o.AcceptLoss, "accept-loss", "",
 		"accept in words that events which were written as messages are lost: \"message events\"")
+	f.BoolVar(&o.DespiteErasure, "despite-erasure", false,
+		"publish rows although an erasure has not finished, or the database is from before one")
 	f.BoolVar(&o.NewSlot, "new-slot", false, "make the slot anew also where it could be kept")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd

@@ -137,6 +137,7 @@ type repairReport struct {
 	Fault, Mode, Command     string
 	Notes                    []string
 	Rows, Missing, Published int
+	Erased                   int
 	Repaired                 bool
 	First, Last              struct {
 		Doc string `json:"doc_id"`

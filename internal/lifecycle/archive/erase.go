@@ -164,6 +164,8 @@ type Erasing struct {
 	Is func(*Message) (bool, error)
 	// Maybe reports whether a segment may have such a message; nil: each may.
 	Maybe func(*Manifest) bool
+	// Before is called before a segment is written anew without messages of which Is said so; may be nil.
+	Before func() error
 	// Done is called after each segment that was looked at; may be nil.
 	Done func()
 }
@@ -232,6 +234,11 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, e Erasing, done *Erased)
 	}
 	if err != nil || n == 0 {
 		return false, err
+	}
+	if e.Before != nil {
+		if err := e.Before(); err != nil {
+			return false, err
+		}
 	}
 	gen := old.Generation
 	for _, name := range names {

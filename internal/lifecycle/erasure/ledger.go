@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,15 +39,27 @@ const columns = `
   sequences text NOT NULL DEFAULT '',
   archived bigint NOT NULL DEFAULT 0,
   copies jsonb NOT NULL DEFAULT '{}',
+  parked bigint NOT NULL DEFAULT 0,
   certificate jsonb,
   requested_at timestamptz NOT NULL DEFAULT now(),
   finished_at timestamptz,
   PRIMARY KEY (slot, request)`
 
+// RowsTable is the name of the table of what was erased: for each event the hash of its id.
+const RowsTable = "outflow_erased_rows"
+
+const rowsColumns = `
+  sum uuid NOT NULL,
+  slot text NOT NULL,
+  request text NOT NULL,
+  PRIMARY KEY (sum, slot, request)`
+
 // Record is a request.
 type Record struct {
+	Slot     string
 	Request  string
 	Document []byte // HMAC of its name
+	key      []byte
 	System   string // system identifier
 	Stream   string
 	Created  time.Time // of the stream, in PostgreSQL's precision
@@ -58,23 +71,44 @@ type Record struct {
 	Erased    outbox.Sequences  // messages of the stream that were erased, or are about to be
 	Archived  int64             // messages that were erased from the archive
 	Copies    map[string]uint64 // of other streams, how many were erased
+	Parked    int64             // events that consumers had parked
 	Requested time.Time
 	Finished  time.Time // zero: not yet
 }
 
-// Goes reports whether what is at a position, at a sequence of the stream, lies before the cut. seq 0: it is
-// not known.
-func (r *Record) Goes(pos outbox.Position, seq uint64) bool {
-	return seq > 0 && seq <= r.CutSeq || pos.LSN < r.Cut
+// Goes reports whether a message of the document, by its header, lies before the cut and is not the last
+// event. seq 0: the sequence is not known.
+func (r *Record) Goes(header string, seq uint64) bool {
+	h, err := outbox.ParseHeader(header)
+	return err == nil && (seq > 0 && seq <= r.CutSeq || h.Pos.LSN < r.Cut) && !r.isLast(header)
+}
+
+// GoesFrom reports that of a message of a stream that was made at a time: all of an earlier one goes, and of
+// a later one nothing is known but positions.
+func (r *Record) GoesFrom(created time.Time, header string, seq uint64) bool {
+	switch {
+	case created.Before(r.Created):
+		return !r.isLast(header)
+	case !created.Equal(r.Created):
+		seq = 0
+	}
+	return r.Goes(header, seq)
+}
+
+func (r *Record) isLast(header string) bool {
+	return r.Notified != "" && outbox.HeaderID(header) == string(outbox.AppendHeaderValue(nil, r.Notified))
 }
 
 // Ledger is the table of requests, of one slot. One goroutine uses it.
 type Ledger struct {
+	Reader string // the role that repair and the like read it as; "": the owner
+
 	conn  *pgx.Conn
 	root  catalog.Table
 	slot  string
 	owner string
 	table string
+	rows  string // [RowsTable]
 }
 
 // Open connects. root is the outbox. The caller closes it.
@@ -92,7 +126,7 @@ func Open(ctx context.Context, target postgres.Target, table, slot string) (_ *L
 	if l.root, err = catalog.ReadTable(ctx, conn, table); err != nil {
 		return nil, err
 	}
-	l.table = pgx.Identifier{l.root.Schema, Table}.Sanitize()
+	l.table, l.rows = beside(l.root, Table), beside(l.root, RowsTable)
 	err = conn.QueryRow(ctx, "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = $1", l.root.OID).
 		Scan(&l.owner)
 	if err != nil {
@@ -119,36 +153,60 @@ func (l *Ledger) Alone(ctx context.Context) error {
 	return err
 }
 
-// make makes the table. It belongs to the outbox's owner, because what it says is believed.
+// beside is the quoted name of a table in the schema of another one.
+func beside(root catalog.Table, name string) string {
+	return pgx.Identifier{root.Schema, name}.Sanitize()
+}
+
+// make makes the tables. They belong to the outbox's owner, because what they say is believed.
 func (l *Ledger) make(ctx context.Context) error {
-	for _, sql := range []string{
-		"CREATE TABLE IF NOT EXISTS " + l.table + " (" + columns + "\n)",
-		"ALTER TABLE " + l.table + " OWNER TO " + postgres.Quote(l.owner),
-	} {
-		if _, err := l.conn.Exec(ctx, sql); err != nil {
-			return l.explain("make table "+l.table, err)
+	for _, t := range [][2]string{{l.table, columns}, {l.rows, rowsColumns}} {
+		all := []string{
+			"CREATE TABLE IF NOT EXISTS " + t[0] + " (" + t[1] + "\n)",
+			"ALTER TABLE " + t[0] + " OWNER TO " + postgres.Quote(l.owner),
+		}
+		if l.Reader != "" && l.Reader != l.owner {
+			all = append(all, "GRANT SELECT ON "+t[0]+" TO "+postgres.Quote(l.Reader))
+		}
+		for _, sql := range all {
+			if _, err := l.conn.Exec(ctx, sql); err != nil {
+				return l.explain("make table "+t[0], err)
+			}
 		}
 	}
 	return nil
 }
 
-// exists looks for the table, and refuses one that belongs to somebody else.
+// exists looks for the tables, and refuses one that belongs to somebody else.
 func (l *Ledger) exists(ctx context.Context) (bool, error) {
-	var owner string
-	err := l.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n
-		ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, l.root.Schema, Table).Scan(&owner)
+	n := 0
+	for _, name := range []string{Table, RowsTable} {
+		owner, err := ownerOf(ctx, l.conn, l.root.Schema, name)
+		switch {
+		case err != nil:
+			return false, err
+		case owner == l.owner:
+			n++
+		case owner != "":
+			return false, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, "+
+				"or give it to "+l.owner+" with ALTER TABLE ... OWNER TO",
+				"table %s belongs to role %q, the outbox to %q", beside(l.root, name), owner, l.owner)
+		}
+	}
+	return n == 2, nil
+}
+
+// ownerOf is who owns a table; "": there is none.
+func ownerOf(ctx context.Context, q catalog.Querier, schema, name string) (owner string, err error) {
+	err = q.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n
+		ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, schema, name).Scan(&owner)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
+		return "", nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read the owner of table %s: %w", l.table, err)
+		err = fmt.Errorf("read the owner of table %s: %w", name, err)
 	}
-	if owner != l.owner {
-		return false, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or "+
-			"give it to "+l.owner+" with ALTER TABLE ... OWNER TO",
-			"table %s belongs to role %q, the outbox to %q", l.table, owner, l.owner)
-	}
-	return true, nil
+	return owner, err
 }
 
 // Find reads a request; nil if there is none. One of another document is refused.
@@ -157,44 +215,61 @@ func (l *Ledger) Find(ctx context.Context, request, doc string) (*Record, error)
 	if err != nil || !there {
 		return nil, err
 	}
-	r := &Record{Request: request}
-	var key, copies []byte
-	var cut, sequences string
-	var seq int64
-	var finished *time.Time
-	err = l.conn.QueryRow(ctx, `SELECT document, key, system_id, stream, stream_created,
-			coalesce(notified, ''), rows, coalesce(cut::text, ''), coalesce(cut_sequence, 0), sequences,
-			archived, copies, requested_at, finished_at
-		FROM `+l.table+` WHERE slot = $1 AND request = $2`, l.slot, request).
-		Scan(&r.Document, &key, &r.System, &r.Stream, &r.Created, &r.Notified, &r.Rows, &cut, &seq,
-			&sequences, &r.Archived, &copies, &r.Requested, &finished)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
+	all, err := read(ctx, l.conn, l.table, "slot = $1 AND request = $2", l.slot, request)
+	switch {
+	case err != nil:
 		return nil, l.explain("read table "+l.table, err)
-	}
-	if !hmac.Equal(r.Document, sum(key, doc)) {
+	case len(all) == 0:
+		return nil, nil
+	case !all[0].Is(doc):
 		return nil, &outbox.Fault{Class: outbox.Usage, Code: "erase_request",
 			Message: fmt.Sprintf("request %q is of another document", request)}
 	}
-	if finished != nil {
-		r.Finished = *finished
-	}
-	r.CutSeq = uint64(seq)
-	if cut != "" {
-		r.Cut, err = outbox.ParseLSN(cut)
-	}
-	if err == nil {
-		err = json.Unmarshal(copies, &r.Copies)
-	}
-	if err == nil {
-		r.Erased, err = outbox.ParseSequences(sequences)
-	}
+	return all[0], nil
+}
+
+// Is reports whether a document is the one that the request erases.
+func (r *Record) Is(doc string) bool { return hmac.Equal(r.Document, sum(r.key, doc)) }
+
+// read reads requests, the oldest first.
+func read(ctx context.Context, q catalog.Querier, table, condition string, args ...any) ([]*Record, error) {
+	rows, err := q.Query(ctx, `SELECT slot, request, document, key, system_id, stream, stream_created,
+			coalesce(notified, ''), rows, coalesce(cut::text, ''), coalesce(cut_sequence, 0), sequences,
+			archived, copies, parked, requested_at, finished_at
+		FROM `+table+` WHERE `+condition+` ORDER BY requested_at, slot, request`, args...)
 	if err != nil {
-		return nil, fmt.Errorf("read request %q of table %s: %w", request, l.table, err)
+		return nil, err
 	}
-	return r, nil
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Record, error) {
+		r := &Record{}
+		var copies []byte
+		var cut, sequences string
+		var seq int64
+		var finished *time.Time
+		err := row.Scan(&r.Slot, &r.Request, &r.Document, &r.key, &r.System, &r.Stream, &r.Created,
+			&r.Notified, &r.Rows, &cut, &seq, &sequences, &r.Archived, &copies, &r.Parked, &r.Requested,
+			&finished)
+		if err != nil {
+			return nil, err
+		}
+		if finished != nil {
+			r.Finished = *finished
+		}
+		r.CutSeq = uint64(seq)
+		if cut != "" {
+			r.Cut, err = outbox.ParseLSN(cut)
+		}
+		if err == nil {
+			err = json.Unmarshal(copies, &r.Copies)
+		}
+		if err == nil {
+			r.Erased, err = outbox.ParseSequences(sequences)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("request %q of table %s: %w", r.Request, table, err)
+		}
+		return r, nil
+	})
 }
 
 // sum is the HMAC of a document's name.
@@ -259,14 +334,32 @@ func (l *Ledger) save(ctx context.Context, q catalog.Querier, r *Record) error {
 	}
 	var saved string
 	err = q.QueryRow(ctx, `UPDATE `+l.table+` SET notified = nullif($3, ''), rows = $4, cut = $5::text::pg_lsn,
-			cut_sequence = $6, sequences = $7, archived = $8, copies = $9::text::jsonb
+			cut_sequence = $6, sequences = $7, archived = $8, copies = $9::text::jsonb, parked = $10
 		WHERE slot = $1 AND request = $2 RETURNING request`, l.slot, r.Request, r.Notified, r.Rows, cut,
-		int64(r.CutSeq), r.Erased.String(), r.Archived, string(copies)).Scan(&saved)
+		int64(r.CutSeq), r.Erased.String(), r.Archived, string(copies), r.Parked).Scan(&saved)
 	if err != nil {
 		return l.explain("write table "+l.table, err)
 	}
 	return nil
 }
+
+// Note notes the ids of what goes, by the headers of messages, so that rows with them are known when they
+// come back.
+func (l *Ledger) Note(ctx context.Context, r *Record, headers []string) error {
+	sums := make([]string, len(headers))
+	for i, h := range headers {
+		sum := outbox.HeaderIDSum(h)
+		sums[i] = hex.EncodeToString(sum[:])
+	}
+	if _, err := l.conn.Exec(ctx, `INSERT INTO `+l.rows+` (sum, slot, request)
+		SELECT unnest($1::text[])::uuid, $2, $3 ON CONFLICT DO NOTHING`, sums, l.slot, r.Request); err != nil {
+		return l.explain("write table "+l.rows, err)
+	}
+	return nil
+}
+
+// Rows is the table in which the ids of what goes are noted, as SQL.
+func (l *Ledger) Rows() string { return l.rows }
 
 // Finish stores the certificate.
 func (l *Ledger) Finish(ctx context.Context, r *Record, certificate any) error {

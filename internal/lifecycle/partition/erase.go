@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // Document says whose rows are erased.
@@ -19,6 +21,10 @@ type Document struct {
 	Name   string
 	ID     string // the id column; "": there is none
 	Keep   string // the id of the one row of it that stays; "": none
+
+	// Noted is the table that gets the hashes of the ids of deleted rows, with the slot and the request, as
+	// SQL; "": none.
+	Noted, Slot, Request string
 }
 
 // Cut is where an erasure ends: no row of the document is left of those that were committed below LSN.
@@ -71,7 +77,7 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 	task := progress.Count(ctx, "deleting the rows of the document from "+m.root.Quoted(), "rows", 0)
 	defer task.End()
 	for range eraseTries {
-		n, err := m.erasePass(ctx, condition, values)
+		n, err := m.erasePass(ctx, d, condition, values)
 		cut.Rows += n
 		task.Add(n)
 		if err != nil {
@@ -117,6 +123,19 @@ func (m *Manager) rowsOf(d Document) (string, []any, error) {
 	return condition, values, nil
 }
 
+// noting is the SQL of a deletion that notes the ids of the rows that go, and returns how many did.
+func (m *Manager) noting(d Document, deletion string, values []any) (string, []any) {
+	id, ok := m.root.Column(d.ID)
+	if d.Noted == "" || !ok {
+		return "WITH gone AS (" + deletion + " RETURNING 1) SELECT count(*) FROM gone", values
+	}
+	n := len(values)
+	return fmt.Sprintf(`WITH gone AS (%[1]s RETURNING t.%[2]s), noted AS (INSERT INTO %[3]s (sum, slot, request)
+		SELECT DISTINCT %[4]s, $%[5]d::text, $%[6]d::text FROM gone WHERE gone.%[2]s IS NOT NULL
+		ON CONFLICT DO NOTHING) SELECT count(*) FROM gone`, deletion, postgres.Quote(d.ID), d.Noted,
+		tablesnapshot.HashOf("gone", id), n+1, n+2), append(slices.Clone(values), d.Slot, d.Request)
+}
+
 // leaves returns the tables that have rows: those of the outbox, and detached partitions.
 func (m *Manager) leaves(ctx context.Context) (attached, detached []string, err error) {
 	rows, err := m.conn.Query(ctx, `SELECT format('%I.%I', n.nspname, c.relname)
@@ -137,7 +156,8 @@ func (m *Manager) leaves(ctx context.Context) (attached, detached []string, err 
 }
 
 // erasePass deletes all rows that can be seen.
-func (m *Manager) erasePass(ctx context.Context, condition string, values []any) (n int64, err error) {
+func (m *Manager) erasePass(ctx context.Context, d Document, condition string, values []any) (n int64,
+	err error) {
 	all, detached, err := m.leaves(ctx)
 	if err != nil {
 		return 0, err
@@ -149,12 +169,11 @@ func (m *Manager) erasePass(ctx context.Context, condition string, values []any)
 	for _, name := range attached {
 		sql := fmt.Sprintf(`DELETE FROM ONLY %[1]s t WHERE t.ctid = ANY (ARRAY(SELECT t.ctid FROM ONLY %[1]s t
 			WHERE %[2]s LIMIT %[3]d)) AND %[2]s`, name, condition, batchRows)
+		sql, values := m.noting(d, sql, values)
 		for {
 			var deleted int64
 			if err := m.retry(ctx, func() error {
-				tag, err := m.conn.Exec(ctx, sql, values...)
-				deleted = tag.RowsAffected()
-				return err
+				return m.conn.QueryRow(ctx, sql, values...).Scan(&deleted)
 			}); err != nil {
 				return n, m.explain("delete rows of "+name, err)
 			}
@@ -165,7 +184,8 @@ func (m *Manager) erasePass(ctx context.Context, condition string, values []any)
 		}
 	}
 	for _, name := range detached {
-		deleted, err := m.eraseDetached(ctx, name, condition, values)
+		sql, values := m.noting(d, "DELETE FROM ONLY "+name+" t WHERE "+condition, values)
+		deleted, err := m.eraseDetached(ctx, name, sql, values)
 		if err != nil {
 			return n, m.explain("delete rows of partition "+name, err)
 		}
@@ -178,7 +198,7 @@ func (m *Manager) erasePass(ctx context.Context, condition string, values []any)
 
 // eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays
 // so, with fewer rows, unless somebody has written to it since.
-func (m *Manager) eraseDetached(ctx context.Context, name, condition string, values []any) (n int64,
+func (m *Manager) eraseDetached(ctx context.Context, name, deletion string, values []any) (n int64,
 	err error) {
 	err = m.retry(ctx, func() error {
 		return m.inTx(ctx, func(tx pgx.Tx) error {
@@ -194,8 +214,7 @@ func (m *Manager) eraseDetached(ctx context.Context, name, condition string, val
 			if err != nil {
 				return err
 			}
-			tag, err := tx.Exec(ctx, "DELETE FROM ONLY "+name+" t WHERE "+condition, values...)
-			if n = tag.RowsAffected(); err != nil || n == 0 {
+			if err := tx.QueryRow(ctx, deletion, values...).Scan(&n); err != nil || n == 0 {
 				return err
 			}
 			is, err := m.sum(ctx, tx, p)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -41,6 +43,7 @@ type Rows struct {
 
 	Inserted    uint64 `json:"inserted"`     // with a dry run: would be, or are there
 	There       uint64 `json:"there"`        // a row had the id already
+	Erased      uint64 `json:"erased"`       // messages of documents that were erased, which an older copy has
 	DeadLetters uint64 `json:"dead_letters"` // messages that say of a row that it could not be published
 	// Cut are the sequences of messages that have only the beginning of a long value, the first ones; CutN is
 	// how many there are. Their rows can't be put back.
@@ -56,6 +59,9 @@ func (r *Rows) String() string {
 		r.Table, r.Inserted, r.There, r.First, r.Last, strings.Join(r.Columns, ", "))
 	if len(r.Left) > 0 {
 		text += fmt.Sprintf("\ndefaults %s: messages do not carry them", strings.Join(r.Left, ", "))
+	}
+	if r.Erased > 0 {
+		text += fmt.Sprintf("\nwithout  %d that outflow erase has erased: this archive is an older copy", r.Erased)
 	}
 	if r.DeadLetters > 0 {
 		text += fmt.Sprintf("\nwithout  %d dead letters: they hold no payload", r.DeadLetters)
@@ -74,6 +80,10 @@ type rowWriter struct {
 	sql    string
 	rep    *Rows
 	hit    func(string)
+
+	erased  *erasure.Past
+	doc     int // of the values, the one that is the document; -1: messages do not carry it
+	created time.Time
 
 	rows  [][]any
 	keys  []string // of the messages, as they say
@@ -121,6 +131,9 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 		w.hit = func(string) {}
 	}
 	if err := w.prepare(cfg); err != nil {
+		return nil, err
+	}
+	if err := w.readErasures(ctx, cfg, a.Created()); err != nil {
 		return nil, err
 	}
 	if !o.DryRun {
@@ -188,13 +201,39 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 
 const byteaOID = 17
 
+// target is where rows are put back.
+func target(cfg config.Config) postgres.Target {
+	if url := cfg.Retain.PostgresURL; url != "" {
+		return postgres.Target{Setting: "retain.postgres_url", URL: url, Slot: cfg.Slot}
+	}
+	return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
+}
+
+// readErasures reads what must not come back.
+func (w *rowWriter) readErasures(ctx context.Context, cfg config.Config, created time.Time) error {
+	conn, err := target(cfg).Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer postgres.Close(conn)
+	all, err := erasure.Read(ctx, conn, w.layout.Table)
+	w.erased, w.created = erasure.NewPast(all), created.UTC().Truncate(time.Microsecond)
+	w.doc = slices.Index(w.carry.columns, w.layout.Mapping.Doc)
+	return err
+}
+
+// wasErased reports whether a message with these values is one of a document that was erased.
+func (w *rowWriter) wasErased(m *archive.Message, values []any) bool {
+	if w.doc < 0 {
+		return false
+	}
+	doc, _ := values[w.doc].(string)
+	return w.erased.Has(doc, w.created, m.Header.Get(outbox.HeaderName), m.Seq)
+}
+
 // connect opens a connection whose transactions have the origin. Only one can have it at a time.
 func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) {
-	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
-	if url := cfg.Retain.PostgresURL; url != "" {
-		target.Setting, target.URL = "retain.postgres_url", url
-	}
-	if w.conn, err = target.Connect(ctx); err != nil {
+	if w.conn, err = target(cfg).Connect(ctx); err != nil {
 		return err
 	}
 	_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_create($1) WHERE pg_replication_origin_oid($1) IS NULL`,
@@ -235,6 +274,9 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 			return nil
 		case err != nil:
 			return err
+		case w.wasErased(m, values):
+			w.rep.Erased++
+			return nil
 		}
 		w.rows, w.keys = append(w.rows, values), append(w.keys, key)
 		w.bytes += len(m.Data)

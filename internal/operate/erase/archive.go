@@ -25,7 +25,19 @@ func (c *command) archive(ctx context.Context) error {
 		}
 		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
 		defer task.End()
-		_, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Is: is, Maybe: c.maybe(),
+		var gone []found // of the segment at hand, and of one that somebody else has written anew meanwhile
+		_, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Maybe: c.maybe(),
+			Is: func(m *archive.Message) (bool, error) {
+				goes, err := is(m)
+				if goes {
+					gone = append(gone, found{m.Seq, m.Subject, m.Header.Get(outbox.HeaderName)})
+				}
+				return goes, err
+			},
+			Before: func() error {
+				defer func() { gone = nil }()
+				return c.note(ctx, gone)
+			},
 			Done: func() { task.Add(1) }})
 		if err != nil {
 			return err
@@ -83,17 +95,7 @@ func (c *command) eachFolder(ctx context.Context,
 			if !known {
 				c.untold++
 			}
-			if !is {
-				return false, nil
-			}
-			seq := uint64(0) // of a stream that was made later nothing is known but positions
-			switch {
-			case created.Equal(c.rec.Created):
-				seq = m.Seq
-			case created.Before(c.rec.Created):
-				return !c.isLast(m.Header.Get(outbox.HeaderName)), nil
-			}
-			return c.goes(m.Header.Get(outbox.HeaderName), seq), nil
+			return is && c.rec.GoesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq), nil
 		}); err != nil {
 			return err
 		}

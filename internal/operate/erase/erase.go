@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
@@ -121,6 +123,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer c.ledger.Close()
+	if role, err := pgx.ParseConfig(cfg.Postgres.URL); err == nil { // it was connected with
+		c.ledger.Reader = role.User
+	}
 	m, err := partition.Open(ctx, target, partition.Config{Table: l.PGC.Table, Slot: cfg.Slot,
 		ID: l.Layout.ID, OtherSlots: cfg.Retain.OtherSlots}, partition.Options{Hit: o.Hit})
 	if err != nil {
@@ -171,7 +176,8 @@ func (c *command) ready() error {
 
 // document is whose rows go.
 func (c *command) document() partition.Document {
-	d := partition.Document{Column: c.l.Layout.Mapping.Doc, Name: c.o.Doc, ID: c.l.Layout.ID}
+	d := partition.Document{Column: c.l.Layout.Mapping.Doc, Name: c.o.Doc, ID: c.l.Layout.ID,
+		Noted: c.ledger.Rows(), Slot: c.cfg.Slot, Request: c.o.Request}
 	if c.rec != nil {
 		d.Keep = c.rec.Notified
 	}
@@ -371,21 +377,6 @@ func (c *command) slots(ctx context.Context, until time.Time) (bool, error) {
 
 // micro is a time as PostgreSQL keeps it.
 func micro(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
-
-// goes reports whether a message of the document, by its header, lies before the cut and is not the last
-// event. seq 0: the sequence is not known.
-func (c *command) goes(header string, seq uint64) bool {
-	h, err := outbox.ParseHeader(header)
-	if err != nil {
-		return false
-	}
-	return c.rec.Goes(h.Pos, seq) && !c.isLast(header)
-}
-
-func (c *command) isLast(header string) bool {
-	return c.rec.Notified != "" &&
-		outbox.HeaderID(header) == string(outbox.AppendHeaderValue(nil, c.rec.Notified))
-}
 
 // delete erases a message from a stream, if it is the one that was read.
 func (c *command) delete(ctx context.Context, name string, f found) error {

@@ -91,7 +91,7 @@ func (c *command) inStream(header string, seq uint64) bool {
 	if !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
 		seq = 0 // it was made anew
 	}
-	return c.goes(header, seq)
+	return c.rec.Goes(header, seq)
 }
 
 // mayGo is up to where messages may go, and why not further.
@@ -174,6 +174,9 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 	if err := c.ledger.Save(ctx, c.rec); err != nil {
 		return err
 	}
+	if err := c.note(ctx, all); err != nil {
+		return err
+	}
 	c.o.Hit("erase.saved")
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -186,6 +189,20 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 			return err
 		}
 		c.o.Hit("erase.message")
+	}
+	return nil
+}
+
+// note notes the ids of messages, so that their rows are known when they come back.
+func (c *command) note(ctx context.Context, all []found) error {
+	for some := range slices.Chunk(all, batch) {
+		var headers []string
+		for _, f := range some {
+			headers = append(headers, f.header)
+		}
+		if err := c.ledger.Note(ctx, c.rec, headers); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -327,13 +344,16 @@ func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64
 		return subject
 	}
 	all, err := c.find(ctx, name, info.State.Last, original, func(header string, _ uint64) bool {
-		return c.goes(header, 0)
+		return c.rec.Goes(header, 0)
 	})
 	if err != nil || !erase {
 		return uint64(len(all)), err
 	}
 	c.rec.Copies[name] = max(c.rec.Copies[name], uint64(len(all))) // a run that is killed leaves fewer
 	if err := c.ledger.Save(ctx, c.rec); err != nil {
+		return 0, err
+	}
+	if err := c.note(ctx, all); err != nil {
 		return 0, err
 	}
 	task := progress.Count(ctx, "erasing from stream "+name, "messages", int64(len(all)))

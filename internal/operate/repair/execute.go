@@ -53,6 +53,9 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	if err := r.checkLoss(p); err != nil {
 		return err
 	}
+	if p.erasures != nil && !r.o.DespiteErasure {
+		return p.erasures
+	}
 	switch p.mode {
 	case modeRecord:
 		return r.writeRecord(ctx, l, f, p)

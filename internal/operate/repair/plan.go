@@ -30,6 +30,8 @@ type plan struct {
 	notes  []string           // what the operator should know beside it
 	scan   *scan              // nil for modeRecord
 	loss   string             // what is lost that no table has; "" if nothing
+
+	erasures *outbox.Fault // why it may publish what is erased; nil if not
 }
 
 func (p *plan) close() {
@@ -48,6 +50,7 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 	p, err := r.findPlan(ctx, l, f)
 	if err == nil {
 		p.loss = r.lossOf(p)
+		p.erasures = r.erasures(f, p)
 	}
 	return p, err
 }

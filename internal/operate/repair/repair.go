@@ -54,6 +54,8 @@ type Options struct {
 
 	// AcceptLoss is lossWords if the operator accepts that events which are in no table may be lost.
 	AcceptLoss string
+
+	DespiteErasure bool // publish rows although an erasure has not finished, or is not known any more
 }
 
 // attempts is how often a repair is tried while connections are lost or somebody else publishes.

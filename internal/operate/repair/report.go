@@ -32,6 +32,7 @@ type Report struct {
 	InStream int    `json:"in_stream"` // how many of Rows the stream has
 	InWAL    int    `json:"in_wal"`    // how many are still to come from the slot
 	Missing  int    `json:"missing"`   // how many are nowhere
+	Erased   int    `json:"erased"`    // how many were erased before, and are not published again
 	Lost     int    `json:"lost"`      // messages of commits that the server lost, in a restore or a failover
 	First    *Event `json:"first,omitempty"`
 	Last     *Event `json:"last,omitempty"`
@@ -75,6 +76,9 @@ func (r *Report) planned(p *plan) {
 			r.Command += consent
 		}
 	}
+	if p.erasures != nil {
+		r.Notes = append(r.Notes, p.erasures.Message)
+	}
 	if s := p.scan; s != nil {
 		r.compared(s)
 		if s.foreign > 0 {
@@ -94,7 +98,11 @@ func (r *Report) compared(s *scan) {
 	r.Compared = s.snap != nil
 	r.Rows, r.Missing, r.InStream, r.InWAL = len(s.outcomes), s.counts[missing], s.counts[inStream],
 		s.counts[inWAL]
+	r.Erased = s.counts[erased]
 	r.First, r.Last = s.first, s.last
+	if text := s.back.String(); text != "" && r.Erased > 0 && !slices.Contains(r.Notes, text) {
+		r.Notes = append(r.Notes, text)
+	}
 }
 
 func (r *Report) done(published uint64) { r.Repaired, r.Published = true, published }

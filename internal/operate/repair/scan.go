@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -43,6 +44,7 @@ type outcome uint8
 
 const (
 	missing    outcome = iota
+	erased             // it was erased before, and somebody put its row back
 	otherEvent         // in the stream its id belongs to another event
 	inWAL              // the slot will bring it
 	inStream           // in a message
@@ -55,7 +57,9 @@ type scan struct {
 	snap *tablesnapshot.Snapshot
 
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
-	counts   [4]int             // by fate
+	counts   [5]int             // by fate
+	requests []*erasure.Record  // all erasures of the table
+	back     erasure.Back       // candidates that were erased before
 	identity *identity          // of the candidates; nil if the stream can't have their ids for other events
 	listed   []string           // ids of what is missing, as PostgreSQL prints them; nil: too many
 	first    *Event
@@ -154,7 +158,21 @@ func (s *scan) readCandidates(ctx context.Context) error {
 			Hint: "Leave them out with --where, and decide about them by hand",
 		}
 	}
-	return nil
+	return s.findErased(ctx)
+}
+
+// findErased finds the candidates that an erasure deleted before. They are not missing.
+func (s *scan) findErased(ctx context.Context) (err error) {
+	if s.requests, err = erasure.Read(ctx, s.snap.Querier(), s.snap.Table()); err != nil {
+		return err
+	}
+	defer progress.Wait(ctx, "looking for rows that were erased before")()
+	s.back, err = erasure.FindBack(ctx, s.snap, tablesnapshot.Query{Mapping: s.l.Layout.Mapping,
+		ID: s.l.Layout.ID, Where: s.r.o.Where}, s.requests)
+	for id := range s.back {
+		s.set(hashID(string(outbox.AppendHeaderValue(nil, id))), erased)
+	}
+	return err
 }
 
 // rawID is the event id that the decoder makes of what PostgreSQL prints: for a bytea its bytes.

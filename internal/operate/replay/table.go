@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/args"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -31,6 +32,7 @@ type tableSource struct {
 	at     outbox.Header // of all messages: where in the WAL the table was read
 	column string        // of the time; "": none
 	read   []catalog.Column
+	back   erasure.Back // selected rows that were erased before; nil: not looked for yet
 }
 
 // openTable takes a snapshot.
@@ -187,6 +189,9 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 	if err != nil {
 		return err
 	}
+	if err := t.findErased(ctx); err != nil {
+		return err
+	}
 	q := t.query()
 	if after != nil {
 		q.After = &tablesnapshot.Cursor{Doc: after.doc, Key: after.key, ID: after.id}
@@ -205,7 +210,7 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 	return t.snap.Rows(ctx, q, func(v [][]byte) error {
 		task.Add(1)
 		e, err := rows.Event(v[:own])
-		if err != nil {
+		if err != nil || t.back.Has(e.ID) {
 			return err
 		}
 		h := t.at
@@ -232,6 +237,22 @@ func (t *tableSource) each(ctx context.Context, after *rowKey, n, of uint64, f f
 		n++
 		return f(m)
 	})
+}
+
+// findErased finds the selected rows that an erasure deleted before, once: they are left out.
+func (t *tableSource) findErased(ctx context.Context) error {
+	if t.back != nil || t.layout.ID == "" {
+		return nil
+	}
+	defer wiring.WaitPostgres(ctx, t.cfg)()
+	all, err := erasure.Read(ctx, t.snap.Querier(), t.snap.Table())
+	if err == nil {
+		t.back, err = erasure.FindBack(ctx, t.snap, t.query(), all)
+	}
+	if text := t.back.String(); text != "" {
+		progress.Step(ctx, "%s", text)
+	}
+	return err
 }
 
 // parseTimestamp reads what PostgreSQL prints with DateStyle ISO and TimeZone UTC; zero if it is no moment,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -272,6 +273,18 @@ func (s *snapshot) window(
 	if err != nil {
 		return nil, err
 	}
+	requests, err := erasure.Read(ctx, snap.Querier(), snap.Table())
+	if err != nil {
+		return nil, err
+	}
+	back, err := erasure.FindBack(ctx, snap, q, requests)
+	if err != nil {
+		return nil, err
+	}
+	of -= len(back)
+	if s.rep.Erased = len(back); len(back) > 0 {
+		progress.Step(ctx, "%v", back)
+	}
 	if of > maxRows {
 		return nil, refuse("snapshot_rows", "Delete rows that nobody needs",
 			"table %s has %d rows, a snapshot can have %d", s.rep.Table, of, uint32(maxRows))
@@ -281,7 +294,8 @@ func (s *snapshot) window(
 	return &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
 		Place: place, Index: outbox.RepairedIndex,
-		Sent: func() { s.o.Hit("snapshot.row") },
+		Wanted: func(e *relay.Event) bool { return !back.Has(e.ID) },
+		Sent:   func() { s.o.Hit("snapshot.row") },
 	}, nil
 }
 

@@ -16,7 +16,8 @@ type Report struct {
 	At        outbox.LSN `json:"at"`
 	Already   uint64     `json:"already"`   // messages published by an interrupted snapshot
 	Rows      int        `json:"rows"`      // the others
-	Published uint64     `json:"published"` // of them
+	Erased    int        `json:"erased"`    // rows that were erased before, and are not published again
+	Published uint64     `json:"published"` // of Rows
 	First     uint64     `json:"first,omitempty"`
 	Last      uint64     `json:"last,omitempty"` // the stream sequences of these
 	Order     string     `json:"order"`
@@ -33,6 +34,9 @@ func (r *Report) String() string {
 	}
 	if r.Already > 0 {
 		s += fmt.Sprintf(", behind %d that were there from one that did not finish", r.Already)
+	}
+	if r.Erased > 0 {
+		s += fmt.Sprintf(", without %d rows that were erased before and are there again", r.Erased)
 	}
 	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start `outflow run`", r.At,
 		r.Slot)

@@ -1,0 +1,119 @@
+package maintenance
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+)
+
+// erased erases a document, and writes others until it can go.
+func erased(t *testing.T, f *harness.Installation, args ...string) (c certificate) {
+	t.Helper()
+	harness.Eventually(t, "it is erased", func() error {
+		settle(t, f)
+		f.MustRun("archive", "run", "--now")
+		var said string
+		var code int
+		c, said, code = erase(t, f, append(args, "--yes")...)
+		if code == 1 && strings.Contains(said, "code erase_waits") {
+			return fmt.Errorf("%v", c.Waiting)
+		}
+		if code != 0 {
+			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+		}
+		return nil
+	})
+	return c
+}
+
+// putBack runs SQL in a transaction that outflow run passes over, as that of a backup does.
+func putBack(t *testing.T, f *harness.Installation, sql string) {
+	t.Helper()
+	harness.Exec(t, f.Conn, "SELECT pg_replication_origin_session_setup('"+f.Slot+"')")
+	harness.Exec(t, f.Conn, sql)
+	harness.Exec(t, f.Conn, "SELECT pg_replication_origin_session_reset()")
+}
+
+// TestWhatWasErasedIsNotPublishedAgain: rows that come back from a backup, or from an older copy of the
+// archive, are left out by repair, replay, a snapshot and archive rows; what was written later is not.
+func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
+	t.Parallel()
+	const each, doc = 3, "gone"
+	dir, older := t.TempDir(), t.TempDir()
+	nats := natstest.Server(t).URL()
+	f := harness.NewInstallation(t, pgtest.Server(t), nats, "erasedagain", "ARCHIVE_URL=file://"+dir,
+		"SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	for i := range each {
+		harness.Insert(t, f.Conn, doc, i+1, "{}")
+		harness.Insert(t, f.Conn, "another", i+1, "{}")
+	}
+	archived(t, f, 2*each)
+	harness.Must(t, os.CopyFS(older, os.DirFS(dir)))
+	const columns = "id, doc_id, actor_id, counter, payload"
+	harness.Exec(t, f.Conn, "CREATE TABLE backup AS SELECT "+columns+" FROM outbox WHERE doc_id = '"+doc+"'")
+	erased(t, f, "--doc", doc, "--request", "r")
+	harness.Insert(t, f.Conn, doc, 100, "{}")
+	settle(t, f)
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+
+	// of an older copy of the archive
+	env := f.Env
+	f.Set("ARCHIVE_URL=file://" + older)
+	var rows struct{ Inserted, Erased int }
+	harness.Must(t, json.Unmarshal([]byte(f.MustRun("archive", "rows", "--json")), &rows))
+	if rows.Inserted != 0 || rows.Erased != each {
+		t.Errorf("%+v of an older copy were put back", rows)
+	}
+	f.Env = env
+
+	// of a backup; and one row that was written later is missing
+	harness.Exec(t, f.Conn, "SELECT pg_replication_origin_create('"+f.Slot+"')")
+	putBack(t, f, "INSERT INTO outbox ("+columns+") SELECT "+columns+" FROM backup")
+	if report, said, code := f.Repair("--check"); code != 0 || report.Missing != 0 || report.Erased != each {
+		t.Fatalf("exit code %d: %+v\n%s", code, report, said)
+	}
+	putBack(t, f, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('"+doc+"', 'a', 101, '{}')")
+	out := f.MustRun("replay", "--from", "table", "--to", "stdout", "--doc", doc)
+	if n := strings.Count(out, `"document":"`+doc+`"`); n != 2 {
+		t.Errorf("a replay of the table has %d events of it: %s", n, out)
+	}
+	var snapshot struct{ Rows, Erased int }
+	s := harness.New(t, f.URL, nats, harness.SlotName("erasedagain_snapshot"))
+	s.UseStream("ERASEDAGAIN_SNAPSHOT")
+	all := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox")
+	harness.Must(t, json.Unmarshal([]byte(s.MustRun("init", "--snapshot", "--json")), &snapshot))
+	if snapshot.Erased != each || snapshot.Rows != all-each {
+		t.Errorf("a snapshot of %d rows: %+v", all, snapshot)
+	}
+
+	// an erasure that has not finished, or that the database does not know
+	const repair, despite = "rows_missing", "--despite-erasure"
+	requests := "CREATE TABLE requests AS SELECT * FROM outflow_erasures; "
+	for _, c := range []struct{ sql, code string }{
+		{requests + "UPDATE outflow_erasures SET finished_at = NULL", "erase_unfinished"},
+		{"DELETE FROM outflow_erasures", "erase_forgotten"},
+	} {
+		harness.Exec(t, f.Conn, c.sql)
+		f.MustFail(4, []string{"repair", "--accept", repair}, "code "+c.code, despite)
+	}
+	harness.Exec(t, f.Conn, "INSERT INTO outflow_erasures SELECT * FROM requests")
+	if report, said, code := f.Repair("--accept", repair); code != 0 || report.Published != 1 ||
+		report.Erased != each {
+		t.Errorf("exit code %d: %+v\n%s", code, report, said)
+	}
+	harness.Exec(t, f.Conn, "UPDATE outflow_erasures SET finished_at = NULL")
+	putBack(t, f, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('"+doc+"', 'a', 102, '{}')")
+	if report, said, code := f.Repair("--accept", repair, despite); code != 0 || report.Published != 1 {
+		t.Errorf("exit code %d: %+v\n%s", code, report, said)
+	}
+}

@@ -1,0 +1,172 @@
+package erasure
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
+)
+
+// Read reads all requests of an outbox, of every slot; none where nobody ever asked for an erasure.
+func Read(ctx context.Context, q catalog.Querier, root catalog.Table) ([]*Record, error) {
+	owner, err := ownerOf(ctx, q, root.Schema, Table)
+	if err != nil || owner == "" {
+		return nil, err
+	}
+	all, err := read(ctx, q, beside(root, Table), "root = $1", root.Quoted())
+	return all, mayNotRead(root, err)
+}
+
+// mayNotRead explains that the role may not read the tables.
+func mayNotRead(root catalog.Table, err error) error {
+	if postgres.SQLState(err) != postgres.StateInsufficientPrivilege {
+		return err
+	}
+	tables := beside(root, Table) + ", " + beside(root, RowsTable)
+	return postgres.Fatal(err, "no_right", "GRANT SELECT ON "+tables+" TO it",
+		"the role may not read what was erased from %s", root.Quoted())
+}
+
+// maxBack is how many rows that have come back are kept in memory.
+const maxBack = 1_000_000
+
+// Back are rows of a snapshot that were erased before: by the id that an event has, the request. They are in
+// the table again because somebody put them back.
+type Back map[string]string
+
+// FindBack finds them among the rows of a query. PostgreSQL compares the ids with those that were noted, and
+// an HMAC of the document decides, for where ids have begun anew.
+func FindBack(ctx context.Context, snap *tablesnapshot.Snapshot, q tablesnapshot.Query, all []*Record) (Back,
+	error) {
+	back := Back{}
+	if len(all) == 0 || q.ID == "" {
+		return back, nil
+	}
+	root := snap.Table()
+	for slot, of := range bySlot(all) {
+		err := snap.Noted(ctx, q, beside(root, RowsTable), "noted.slot = "+postgres.Literal(slot),
+			func(n tablesnapshot.Noted) error {
+				if r := of[n.Request]; r == nil || !r.Is(n.Doc) {
+					return nil
+				}
+				if back[string(n.ID)] = n.Request; len(back) > maxBack {
+					return &outbox.Fault{Class: outbox.Gap, Code: "erased_rows",
+						Message: fmt.Sprintf("more than %d rows of %s were erased before (request %s) and "+
+							"are there again", maxBack, root.Quoted(), n.Request)}
+				}
+				return nil
+			})
+		if err != nil {
+			return nil, mayNotRead(root, err)
+		}
+	}
+	return back, nil
+}
+
+func bySlot(all []*Record) map[string]map[string]*Record {
+	slots := map[string]map[string]*Record{}
+	for _, r := range all {
+		if slots[r.Slot] == nil {
+			slots[r.Slot] = map[string]*Record{}
+		}
+		slots[r.Slot][r.Request] = r
+	}
+	return slots
+}
+
+// Has reports whether a row with that id has come back.
+func (b Back) Has(id string) bool { _, ok := b[id]; return ok }
+
+// String says how many rows there are, and of which requests; "" if none.
+func (b Back) String() string {
+	if len(b) == 0 {
+		return ""
+	}
+	n := map[string]int{}
+	for _, request := range b {
+		n[request]++
+	}
+	return fmt.Sprintf("%d rows of the table were erased before and are there again (%s): they are left out. "+
+		"To delete them erase their document once more, with another name for the request", len(b), named(n))
+}
+
+// maxNamed is how many requests are named.
+const maxNamed = 10
+
+// named names some of the keys.
+func named(n map[string]int) string {
+	names := slices.Sorted(maps.Keys(n))
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], " and others"
+	}
+	return "request " + strings.Join(names, ", ") + more
+}
+
+// Unfinished are the requests of a slot that have not finished, by name.
+func Unfinished(all []*Record, slot string) (names []string) {
+	for _, r := range all {
+		if r.Slot == slot && r.Finished.IsZero() {
+			names = append(names, r.Request)
+		}
+	}
+	return names
+}
+
+// Unknown are those sequences of a stream's erased messages that no request has: the database is from before
+// the erasure.
+func Unknown(all []*Record, slot, stream string, erased outbox.Sequences) (unknown outbox.Sequences) {
+	var known outbox.Sequences
+	for _, r := range all {
+		if r.Slot == slot || r.Stream == stream {
+			known = known.With(r.Erased...)
+		}
+	}
+	for _, e := range erased {
+		unknown = unknown.With(known.Lacking(e.From, e.To)...)
+	}
+	return unknown
+}
+
+// maxRemembered is how many documents a Past remembers at a time.
+const maxRemembered = 1 << 16
+
+// Past tells of messages whether they were erased. For a document that it has not seen it computes an HMAC
+// for each request.
+type Past struct {
+	all  []*Record
+	docs map[string][]*Record
+}
+
+// NewPast takes all requests of an outbox.
+func NewPast(all []*Record) *Past { return &Past{all: all, docs: map[string][]*Record{}} }
+
+// Has reports whether a message of the document was erased, or is about to be: one of a stream that was made
+// at a time.
+func (p *Past) Has(doc string, created time.Time, header string, seq uint64) bool {
+	of, known := p.docs[doc]
+	if !known && len(p.all) > 0 {
+		for _, r := range p.all {
+			if r.Is(doc) {
+				of = append(of, r)
+			}
+		}
+		if len(p.docs) >= maxRemembered {
+			clear(p.docs)
+		}
+		p.docs[doc] = of
+	}
+	return slices.ContainsFunc(of, func(r *Record) bool {
+		if r.Cut == 0 { // not known yet
+			return !r.isLast(header)
+		}
+		return r.GoesFrom(created, header, seq)
+	})
+}
