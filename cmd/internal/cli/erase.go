@@ -11,6 +11,9 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
 	"github.com/outflowhq/outflow/internal/operate/erase"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -24,12 +27,14 @@ const eraseWait = time.Minute
 func (a *App) eraseCommand() *cobra.Command {
 	o := erase.Options{}
 	var notify string
+	var urls []string
 	var asJSON bool
 	cmd := a.configured(&cobra.Command{
 		Use:   "erase",
 		Short: "Erase a document everywhere; without --yes, say what would be erased",
 		Long: `Erases a document: its rows, then, when every slot has confirmed that, its messages in
-the stream, in the streams of the account that copy it, and in the archive. What is written later stays.
+the stream, in the streams of the account that copy it, what consumers in the databases of --database have
+parked, and in the archive. What is written later stays.
 It prints what was reached and what was not, and keeps that in the table outflow_erasures. See
 docs/erasure.md. Without --yes nothing is changed.
 
@@ -58,6 +63,11 @@ request was begun on, 1 if something has to be waited for, or a server was lost:
 		if a.faults != nil {
 			o.Hit = a.faults.Hit
 		}
+		databases := a.consumerTargets(cfg, urls)
+		o.Parked = func(ctx context.Context, api *jsapi.Client, streams []string, erase bool,
+			is func(*erasure.Parked) bool, hit func()) (erasure.FoundParked, error) {
+			return consumeradmin.EraseParked(ctx, api, streams, databases, erase, is, hit)
+		}
 		report, err := erase.Run(ctx, cfg, newLogger(a.Stderr, cfg), o)
 		if report == nil {
 			return err
@@ -80,6 +90,7 @@ request was begun on, 1 if something has to be waited for, or a server was lost:
 	f.StringVar(&o.Request, "request", "", "the `name` of the request, which outlives it: no personal data")
 	f.StringVar(&notify, "notify", "", "write a last event of the document first, with this payload, `JSON`")
 	f.StringVar(&o.Key, "notify-key", "", "the key of that event, where the table has a column for it")
+	consumerDatabases(f, &urls)
 	f.StringArrayVar(&o.Copies, "copy", nil, "another `stream` of the account with copies, repeatable")
 	f.DurationVar(&o.Wait, "wait", eraseWait, "wait so long for slots, and for messages that can't go yet")
 	f.BoolVar(&o.Yes, "yes", false, "do it")

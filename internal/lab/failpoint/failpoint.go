@@ -70,6 +70,7 @@
 //	erase.confirmed                 every slot has confirmed it
 //	erase.saved, .noted, .message   messages are noted with the request; with the stream; one is erased
 //	erase.messages, .copy, .copies  all are; one of a copy is; all are
+//	erase.parked                    what a consumer had parked is erased
 //	erase.object, .manifest         a segment is written anew; its manifest counts
 //	erase.replaced, .archived       an object of before is overwritten; all are
 //	erase.finished                  the certificate is stored
@@ -117,7 +118,7 @@ var steps = []string{
 	"stream.verified", "stream.checked", "stream.purged",
 	"erase.begun", "erase.notified", "erase.rows", "erase.detached", "erase.deleted", "erase.cut",
 	"erase.confirmed", "erase.saved", "erase.noted", "erase.message", "erase.messages", "erase.copy",
-	"erase.copies", "erase.object", "erase.manifest", "erase.replaced", "erase.archived", "erase.finished",
+	"erase.copies", "erase.parked", "erase.object", "erase.manifest", "erase.replaced", "erase.archived", "erase.finished",
 }
 
 // Names returns the points at which outflow run can kill itself.

@@ -3,6 +3,7 @@ package erase
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -30,7 +31,9 @@ type Report struct {
 	CutSequence uint64     `json:"cut_sequence"` // and what the stream had up to here
 	Messages    uint64     `json:"messages"`     // of the stream
 	Copies      []Copy     `json:"copies"`
-	Archived    int64      `json:"archived"` // messages of the archive
+	Parked      int64      `json:"parked"`    // events that consumers had parked
+	Databases   []string   `json:"databases"` // that were looked into for them
+	Archived    int64      `json:"archived"`  // messages of the archive
 	Folders     []string   `json:"archive_folders"`
 
 	Waiting    []string `json:"waiting,omitempty"` // what has to come before the rest can go
@@ -60,6 +63,9 @@ func (r *Report) Lines() []string {
 	for _, c := range r.Copies {
 		say("stream %s, a copy: %d messages %s", c.Stream, c.Messages, verb)
 	}
+	if len(r.Databases) > 0 {
+		say("parked by consumers in %s: %d events %s", strings.Join(r.Databases, ", "), r.Parked, verb)
+	}
 	if len(r.Folders) > 0 {
 		say("archive: %d messages %s", r.Archived, verb)
 	}
@@ -84,11 +90,12 @@ func (c *command) limits() {
 	r.NotReached = []string{
 		"PostgreSQL's WAL, its archive and base backups, standbys until they have replayed the deletion, " +
 			"and dead rows until vacuum",
-		"what consumers have made of the events, and events parked by them: outflow_parked, in their own " +
-			"databases (`outflow parked`)",
+		"what consumers have made of the events, and what they have parked in other databases than those that " +
+			"--database names",
 		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
 		"streams of other accounts and domains that mirror this one or source from it",
 	}
+	r.NotReached = append(r.NotReached, c.parked.Unseen...)
 	for _, s := range c.list {
 		if s.outflow && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
 			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages "+

@@ -38,6 +38,11 @@ type Options struct {
 	Yes     bool     // do it; otherwise only say what would be done
 	Wait    time.Duration
 
+	// Parked deletes the events that consumers of these streams have parked and that is names, or only counts
+	// them. hit is called behind each consumer that lost some.
+	Parked func(ctx context.Context, api *jsapi.Client, streams []string, erase bool,
+		is func(*erasure.Parked) bool, hit func()) (erasure.FoundParked, error)
+
 	Hit func(point string) // called at points where tests kill the process; may be nil
 }
 
@@ -56,6 +61,7 @@ type command struct {
 	store  archive.Store // nil: there is no archive
 	list   []streamInfo  // the account's streams
 	untold uint64        // messages that do not say which document they are of
+	parked erasure.FoundParked
 }
 
 // askTimeout bounds each request to JetStream.
@@ -133,7 +139,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	}
 	defer m.Close()
 	c.rep = &Report{Request: o.Request, Table: l.Layout.Mapping.Table, Stream: cfg.Stream, Copies: []Copy{},
-		Folders: []string{}}
+		Folders: []string{}, Databases: []string{}}
 	if c.rec, err = c.ledger.Find(ctx, o.Request, o.Doc); err != nil {
 		return nil, err
 	}
@@ -206,6 +212,9 @@ func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 			return err
 		}
 	}
+	if err := c.eraseParked(ctx, false); err != nil {
+		return err
+	}
 	if err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
 		return a.Read(ctx, 1, func(m *archive.Message) error {
 			yes, err := is(m)
@@ -226,7 +235,7 @@ func (c *command) fill() {
 	r, rec := c.rep, c.rec
 	r.Document, r.Requested = fmt.Sprintf("%x", rec.Document), &rec.Requested
 	r.Notified, r.Rows, r.Cut, r.CutSequence = rec.Notified, rec.Rows, rec.Cut, rec.CutSeq
-	r.Messages, r.Archived = rec.Erased.Count(), rec.Archived
+	r.Messages, r.Archived, r.Parked = rec.Erased.Count(), rec.Archived, rec.Parked
 	for i := range r.Copies {
 		r.Copies[i].Messages = rec.Copies[r.Copies[i].Stream]
 	}
@@ -270,6 +279,9 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 		}
 	}
 	c.o.Hit("erase.copies")
+	if err := c.eraseParked(ctx, true); err != nil {
+		return err
+	}
 	if err := c.archive(ctx); err != nil {
 		return err
 	}

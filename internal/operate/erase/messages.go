@@ -317,6 +317,21 @@ func (c *command) listStreams(ctx context.Context) error {
 	}
 }
 
+// original is the subject that a message of another stream, or a replayed one, had in the stream.
+func (c *command) original(name, subject string) string {
+	// what outflow replay publishes has the original subject behind these
+	for _, stream := range []string{c.cfg.Stream, name} {
+		if rest, is := strings.CutPrefix(subject, "_outflow_replay."+stream+"."); is {
+			_, rest, _ = strings.Cut(rest, ".") // the consumer
+			return rest
+		}
+	}
+	if rest, is := strings.CutPrefix(subject, "replay."+name+"."); is {
+		return rest
+	}
+	return subject
+}
+
 // inCopy erases from a copy, or counts what it would erase there. Of a message there its position says
 // whether it lies before the cut, and the document is in the subject that it had in the stream.
 func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64, err error) {
@@ -332,17 +347,7 @@ func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64
 	if err != nil {
 		return 0, err
 	}
-	original := func(subject string) string {
-		// what outflow replay publishes has the original subject behind these
-		if rest, is := strings.CutPrefix(subject, "_outflow_replay."+c.cfg.Stream+"."); is {
-			_, rest, _ = strings.Cut(rest, ".") // the consumer
-			return rest
-		}
-		if rest, is := strings.CutPrefix(subject, "replay."+name+"."); is {
-			return rest
-		}
-		return subject
-	}
+	original := func(subject string) string { return c.original(name, subject) }
 	all, err := c.find(ctx, name, info.State.Last, original, func(header string, _ uint64) bool {
 		return c.rec.Goes(header, 0)
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -35,6 +36,7 @@ type certificate struct {
 	Rows     int     `json:"rows"`
 	Messages int     `json:"messages"`
 	Archived int     `json:"archived"`
+	Parked   int     `json:"parked"`
 	Copies   []struct {
 		Stream   string `json:"stream"`
 		Messages int    `json:"messages"`
@@ -89,6 +91,7 @@ type reader struct {
 	f     *harness.Installation
 	pool  *pgxpool.Pool
 	name  string
+	parks string // the document that it can't process
 	stop  context.CancelFunc
 	ended chan error
 }
@@ -111,6 +114,9 @@ func (r *reader) start() {
 	r.stop, r.ended = cancel, make(chan error, 1)
 	go func() {
 		r.ended <- c.Run(ctx, func(ctx context.Context, tx pgx.Tx, e *consume.Event) error {
+			if e.Document == r.parks {
+				return consume.Poison(errors.New("refused"))
+			}
 			_, err := tx.Exec(ctx, "INSERT INTO seen_"+r.name+" VALUES ($1, $2)", e.Document, e.Key)
 			return err
 		})
@@ -170,6 +176,17 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	early := newReader(t, f, f.URL, "early") // it has read a part when the document is erased
 	early.start()
 	early.reach(2 * each)
+	parker := newReader(t, f, f.URL, "parker")
+	parker.parks = doc
+	parker.start()
+	parked := "SELECT count(*) FROM outflow_parked WHERE position('" + secret + "' IN encode(data, 'escape')) > 0"
+	harness.Eventually(t, "the document is parked", func() error {
+		if n := harness.Value[int](t, f.Conn, parked); n != each {
+			return fmt.Errorf("%d events", n)
+		}
+		return nil
+	})
+	parker.reach(each)
 	archived(t, f, 2*each)
 	for range each {
 		write(doc, secret)
@@ -187,7 +204,8 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	// what it would do, and that it does nothing
 	args := []string{"--doc", doc, "--request", "gdpr-1", "--copy", "PAST", "--notify", `{"erased": true}`}
 	c, said, code := erase(t, f, args...)
-	if code != 0 || c.Rows != 2*each || c.Messages != 2*each || c.Archived != each || len(c.Copies) != 3 ||
+	if code != 0 || c.Rows != 2*each || c.Messages != 2*each || c.Archived != each || c.Parked != each ||
+		len(c.Copies) != 3 ||
 		c.Copies[0].Messages != 2*each || c.Copies[2].Messages < each {
 		t.Fatalf("exit code %d: %+v\n%s", code, c, said)
 	}
@@ -197,7 +215,7 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 
 	args = append(args, "--yes")
 	for _, point := range []string{"begun", "notified", "rows", "deleted", "cut", "confirmed", "saved",
-		"noted", "message", "messages", "copy", "copies", "object", "manifest", "replaced", "archived",
+		"noted", "message", "messages", "copy", "copies", "parked", "object", "manifest", "replaced", "archived",
 		"finished"} {
 		harness.Eventually(t, "it is killed at erase."+point, func() error {
 			settle(t, f)
@@ -223,6 +241,7 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	}
 	c, said, code = erase(t, f, args...)
 	if code != 0 || c.Finished == nil || c.Rows != 2*each || c.Messages != 2*each || c.Archived < each ||
+		c.Parked != each ||
 		c.Notified == "" || len(c.Waiting) != 0 || len(c.NotReached) == 0 {
 		t.Fatalf("exit code %d: %+v\n%s", code, c, said)
 	}
@@ -233,6 +252,9 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	}
 	if found := filesWith(t, dir, string(outbox.AppendToken(nil, doc))); len(found) > 1 {
 		t.Errorf("the document is named in %v", found) // one has the last event
+	}
+	if n := harness.Value[int](t, f.Conn, parked); n != 0 {
+		t.Errorf("%d events are still parked", n)
 	}
 	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = $1", doc); n != 1 {
 		t.Errorf("%d rows are left", n)
@@ -254,6 +276,9 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 	})
 	early.start()
 	early.reach(all() - each + 1) // it had read the first half
+	parker.parks = ""
+	parker.start()
+	parker.reach(all() - 2*each + 1)
 	late := newReader(t, f, f.URL, "late")
 	late.start()
 	late.reach(all() - 2*each + 1)

@@ -1,0 +1,72 @@
+package consumeradmin
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// TestParkedEventsAreErased: those that are named go, and where the first one of a document does, for which
+// the others wait, they are released. What can't be looked into is named.
+func TestParkedEventsAreErased(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at,
+			position, event_id, cause)
+		SELECT 'texts', document, 1, source, seq, subject, '{"Outflow": ["v=1"], "b": [{"base64": "aGk="}]}', 'x',
+			now(), seq || '-0', '', cause
+		FROM (VALUES ('d', 'live', 3, 'gone', 'poison'), ('d', 'live', 5, 'gone', 'behind'),
+			('d', 'live', 9, 'later', 'behind'), ('d', 'live', 10, 'later', 'behind'),
+			('mixed', 'live', 4, 'other', 'poison'), ('mixed', 'live', 6, 'gone', 'behind'),
+			('mixed', 'replay', 2, 'other', 'poison'), ('whole', 'replay', 7, 'gone', 'poison')
+		) v (document, source, seq, subject, cause)`)
+	stranger := w.DB.Config().Database + "_stranger"
+	for _, sql := range []string{"CREATE ROLE " + stranger, "CREATE SCHEMA hidden",
+		"CREATE TABLE hidden.outflow_parked ()", "ALTER TABLE hidden.outflow_parked OWNER TO " + stranger} {
+		w.exec(sql)
+	}
+	_, err := w.live.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Metadata: map[string]string{
+		metadataName: "elsewhere"}})
+	must(t, err)
+	sequences := map[uint64]bool{}
+	hits := 0
+	run := func(erase bool) erasure.FoundParked {
+		t.Helper()
+		found, err := EraseParked(t.Context(), w.API, []string{"OUTBOX"}, []postgres.Target{{URL: w.url}}, erase,
+			func(e *erasure.Parked) bool {
+				if e.Header.Get("b") != "hi" || e.Stream != "OUTBOX" || e.Data != nil {
+					t.Errorf("%+v", e)
+				}
+				sequences[e.Sequence] = true
+				return e.Subject == "gone"
+			}, func() { hits++ })
+		must(t, err)
+		if said := strings.Join(found.Unseen, "; "); !strings.Contains(said, "consumer elsewhere") ||
+			!strings.Contains(said, "schema hidden") || len(found.Seen) != 1 {
+			t.Errorf("%+v", found)
+		}
+		return found
+	}
+	if found := run(false); found.Events != 4 {
+		t.Errorf("%d would go", found.Events)
+	}
+	if found := run(true); found.Events != 4 || hits != 2 {
+		t.Errorf("%d went, %d hits", found.Events, hits)
+	}
+	if sequences[2] || sequences[7] || !sequences[0] || !sequences[9] {
+		t.Errorf("sequences %v", sequences)
+	}
+	var left string
+	must(t, w.DB.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', document, source, seq, release), ', '
+		ORDER BY ord) FROM outflow_parked`).Scan(&left))
+	if left != "d live 9 retry, d live 10 , mixed live 4 , mixed replay 2 " {
+		t.Errorf("left: %s", left)
+	}
+	if found := run(true); found.Events != 0 {
+		t.Errorf("%d went again", found.Events)
+	}
+}

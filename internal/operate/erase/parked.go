@@ -1,0 +1,48 @@
+package erase
+
+import (
+	"context"
+
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// eraseParked erases what consumers have parked, or counts it.
+func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
+	streams := []string{c.cfg.Stream}
+	for _, k := range c.rep.Copies {
+		if k.Stream != replayed(c.cfg.Stream) { // that is read by consumers of the stream
+			streams = append(streams, k.Stream)
+		}
+	}
+	look := func(erase bool) error {
+		c.parked, err = c.o.Parked(ctx, c.l.NATS.API(), streams, erase, c.wasParked,
+			func() { c.o.Hit("erase.parked") })
+		return err
+	}
+	if err := look(false); err != nil {
+		return err
+	}
+	c.rep.Databases = append(c.rep.Databases, c.parked.Seen...)
+	if c.rep.Parked = c.parked.Events; !erase || c.parked.Events == 0 {
+		return nil
+	}
+	c.rec.Parked = max(c.rec.Parked, c.parked.Events) // a run that is killed leaves fewer
+	if err := c.ledger.Save(ctx, c.rec); err != nil {
+		return err
+	}
+	return look(true)
+}
+
+// wasParked reports whether a parked event goes.
+func (c *command) wasParked(e *erasure.Parked) bool {
+	is, known := c.doc.Is(c.original(e.Stream, e.Subject), e.Header, e.Data)
+	if !known {
+		c.untold++
+	}
+	header := e.Header.Get(outbox.HeaderName)
+	if e.Stream != c.cfg.Stream || e.Created.IsZero() || e.Sequence == 0 {
+		return is && c.rec.Goes(header, 0)
+	}
+	return is && c.rec.GoesFrom(micro(e.Created), header, e.Sequence)
+}
