@@ -114,10 +114,10 @@ var commands = []Finding{
 			"request."},
 	{Code: "erase_unfinished", Severity: Error, Classes: gap,
 		Title: "A repair would publish rows while an erasure has not finished",
-		Hint: "Run `outflow erase` with that request until it ends with 0. Where it waits for `outflow run`, " +
-			"which this repair is for, add `--despite-erasure` to the repair: events of the document that were " +
-			"written since, and that the repair publishes, may be erased with the others. Nothing was " +
-			"published.",
+		Hint: "Run `outflow erase` with that request until it ends with 0. Where it waits for `outflow " +
+			"run`, which this repair is for, add `--despite-erasure` to the repair: events of the document " +
+			"that were written since, and that the repair publishes, may be erased with the others. " +
+			"Nothing was published.",
 		Runbook: "[What comes back](erasure.md#what-comes-back)."},
 	{Code: "erase_untold", Severity: Error, Classes: fatal,
 		Title: "Messages do not say which document they are of",

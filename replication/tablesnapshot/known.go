@@ -118,8 +118,8 @@ func (s *Snapshot) Noted(ctx context.Context, q Query, table, condition string, 
 	if params != nil {
 		panic("replication: a list of ids is not looked up")
 	}
-	rows, err := s.conn.Query(ctx, "SELECT r.id, r.doc, noted.request FROM ("+sql+") AS r (id, doc, sum) JOIN "+
-		table+" AS noted ON noted.sum = r.sum WHERE "+condition)
+	rows, err := s.conn.Query(ctx, "SELECT r.id, r.doc, noted.request FROM ("+sql+") AS r (id, doc, sum) "+
+		"JOIN "+table+" AS noted ON noted.sum = r.sum WHERE "+condition)
 	if err == nil {
 		var n Noted
 		_, err = pgx.ForEachRow(rows, []any{&n.ID, &n.Doc, &n.Request}, func() error { return f(n) })

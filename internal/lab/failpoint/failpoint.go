@@ -118,7 +118,8 @@ var steps = []string{
 	"stream.verified", "stream.checked", "stream.purged",
 	"erase.begun", "erase.notified", "erase.rows", "erase.detached", "erase.deleted", "erase.cut",
 	"erase.confirmed", "erase.saved", "erase.noted", "erase.message", "erase.messages", "erase.copy",
-	"erase.copies", "erase.parked", "erase.object", "erase.manifest", "erase.replaced", "erase.archived", "erase.finished",
+	"erase.copies", "erase.parked", "erase.object", "erase.manifest", "erase.replaced", "erase.archived",
+	"erase.finished",
 }
 
 // Names returns the points at which outflow run can kill itself.

@@ -93,8 +93,9 @@ func (b Back) String() string {
 	for _, request := range b {
 		n[request]++
 	}
-	return fmt.Sprintf("%d rows of the table were erased before and are there again (%s): they are left out. "+
-		"To delete them erase their document once more, with another name for the request", len(b), named(n))
+	return fmt.Sprintf("%d rows of the table were erased before and are there again (%s): they are left "+
+		"out. To delete them erase their document once more, with another name for the request",
+		len(b), named(n))
 }
 
 // maxNamed is how many requests are named.

@@ -43,7 +43,7 @@ type Rows struct {
 
 	Inserted    uint64 `json:"inserted"`     // with a dry run: would be, or are there
 	There       uint64 `json:"there"`        // a row had the id already
-	Erased      uint64 `json:"erased"`       // messages of documents that were erased, which an older copy has
+	Erased      uint64 `json:"erased"`       // of documents that were erased, in an older copy
 	DeadLetters uint64 `json:"dead_letters"` // messages that say of a row that it could not be published
 	// Cut are the sequences of messages that have only the beginning of a long value, the first ones; CutN is
 	// how many there are. Their rows can't be put back.
@@ -61,7 +61,7 @@ func (r *Rows) String() string {
 		text += fmt.Sprintf("\ndefaults %s: messages do not carry them", strings.Join(r.Left, ", "))
 	}
 	if r.Erased > 0 {
-		text += fmt.Sprintf("\nwithout  %d that outflow erase has erased: this archive is an older copy", r.Erased)
+		text += fmt.Sprintf("\nwithout  %d that were erased: this archive is an older copy", r.Erased)
 	}
 	if r.DeadLetters > 0 {
 		text += fmt.Sprintf("\nwithout  %d dead letters: they hold no payload", r.DeadLetters)

@@ -65,8 +65,9 @@ func eraseIn(ctx context.Context, target postgres.Target, streams []string, eras
 	}
 	for _, s := range schemas {
 		if !s.trusted {
-			found.Unseen = append(found.Unseen, fmt.Sprintf("%s, schema %s: outflow_parked belongs to role %s, "+
-				"whose triggers would run with the rights of this one: connect as %[3]s", from, s.name, s.owner))
+			found.Unseen = append(found.Unseen, fmt.Sprintf("%s, schema %s: outflow_parked belongs to role "+
+				"%s, whose triggers would run with the rights of this one: connect as %[3]s", from, s.name,
+				s.owner))
 			continue
 		}
 		d := &database{conn: conn, schema: s.name, from: from}
@@ -175,8 +176,8 @@ func (d *database) eraseParked(ctx context.Context, name, stream string, erase b
 // parkedOf are the parked events that is names.
 func (d *database) parkedOf(ctx context.Context, q consumer.DB, name, stream string,
 	is func(*erasure.Parked) bool) (ords []int64, err error) {
-	rows, err := q.Query(ctx, `SELECT p.ord, CASE WHEN p.source = $3 THEN p.seq ELSE 0 END, p.subject, p.headers,
-			CASE WHEN pg_catalog.jsonb_exists(p.headers, $2) THEN p.data END, c.stream_created
+	rows, err := q.Query(ctx, `SELECT p.ord, CASE WHEN p.source = $3 THEN p.seq ELSE 0 END, p.subject,
+			p.headers, CASE WHEN pg_catalog.jsonb_exists(p.headers, $2) THEN p.data END, c.stream_created
 		FROM `+d.table("outflow_parked")+` p JOIN `+d.table("outflow_consumer")+` c ON c.name = p.name
 		WHERE p.name = $1`, name, sink.HeaderDeadLetter, live)
 	if err == nil {
@@ -184,7 +185,8 @@ func (d *database) parkedOf(ctx context.Context, q consumer.DB, name, stream str
 		var headers []byte
 		var created *time.Time
 		e := &erasure.Parked{Stream: stream}
-		_, err = pgx.ForEachRow(rows, []any{&ord, &seq, &e.Subject, &headers, &e.Data, &created}, func() error {
+		columns := []any{&ord, &seq, &e.Subject, &headers, &e.Data, &created}
+		_, err = pgx.ForEachRow(rows, columns, func() error {
 			if e.Sequence = uint64(seq); created != nil {
 				e.Created = *created
 			}

@@ -36,7 +36,8 @@ func TestParkedEventsAreErased(t *testing.T) {
 	hits := 0
 	run := func(erase bool) erasure.FoundParked {
 		t.Helper()
-		found, err := EraseParked(t.Context(), w.API, []string{"OUTBOX"}, []postgres.Target{{URL: w.url}}, erase,
+		in := []postgres.Target{{URL: w.url}}
+		found, err := EraseParked(t.Context(), w.API, []string{"OUTBOX"}, in, erase,
 			func(e *erasure.Parked) bool {
 				if e.Header.Get("b") != "hi" || e.Stream != "OUTBOX" || e.Data != nil {
 					t.Errorf("%+v", e)

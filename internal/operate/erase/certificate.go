@@ -90,8 +90,8 @@ func (c *command) limits() {
 	r.NotReached = []string{
 		"PostgreSQL's WAL, its archive and base backups, standbys until they have replayed the deletion, " +
 			"and dead rows until vacuum",
-		"what consumers have made of the events, and what they have parked in other databases than those that " +
-			"--database names",
+		"what consumers have made of the events, and what they have parked in other databases than those " +
+			"that --database names",
 		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
 		"streams of other accounts and domains that mirror this one or source from it",
 	}

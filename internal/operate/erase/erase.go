@@ -23,6 +23,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -90,7 +91,7 @@ func (o *Options) check() error {
 }
 
 // Run erases, or says what it would do. The report is nil only where nothing could be found out.
-func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_ *Report, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
@@ -105,6 +106,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer l.Close()
+	ctx, explain := conns.WhileConnected(ctx, l.NATS)
+	defer func() { err = explain(err) }()
 	c := &command{cfg: cfg, log: log, o: o, l: l, stream: stream.New(l.NATS.API(), cfg.Stream, log)}
 	if c.rd, err = l.Read(ctx); err != nil {
 		return nil, err

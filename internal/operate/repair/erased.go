@@ -25,10 +25,10 @@ func (r *repair) erasures(f *finding, p *plan) *outbox.Fault {
 	unknown := erasure.Unknown(of, r.cfg.Slot, r.cfg.Stream, f.Stream.Erased)
 	if n := unknown.Count(); n > 0 {
 		return &outbox.Fault{Class: outbox.Gap, Code: "erase_forgotten",
-			Message: fmt.Sprintf("%d messages were erased from stream %s, from %d to %d, by requests that the "+
-				"database does not know: it is from before them, and may have their rows again among the %d "+
-				"that would be published", n, r.cfg.Stream, unknown[0].From, unknown[len(unknown)-1].To,
-				p.scan.counts[missing])}
+			Message: fmt.Sprintf("%d messages were erased from stream %s, from %d to %d, by requests that "+
+				"the database does not know: it is from before them, and may have their rows again among "+
+				"the %d that would be published", n, r.cfg.Stream, unknown[0].From,
+				unknown[len(unknown)-1].To, p.scan.counts[missing])}
 	}
 	return nil
 }

@@ -82,7 +82,8 @@ func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
 	if report, said, code := f.Repair("--check"); code != 0 || report.Missing != 0 || report.Erased != each {
 		t.Fatalf("exit code %d: %+v\n%s", code, report, said)
 	}
-	putBack(t, f, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('"+doc+"', 'a', 101, '{}')")
+	const insert = "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "
+	putBack(t, f, insert+"('"+doc+"', 'a', 101, '{}')")
 	out := f.MustRun("replay", "--from", "table", "--to", "stdout", "--doc", doc)
 	if n := strings.Count(out, `"document":"`+doc+`"`); n != 2 {
 		t.Errorf("a replay of the table has %d events of it: %s", n, out)
@@ -112,7 +113,7 @@ func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
 		t.Errorf("exit code %d: %+v\n%s", code, report, said)
 	}
 	harness.Exec(t, f.Conn, "UPDATE outflow_erasures SET finished_at = NULL")
-	putBack(t, f, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('"+doc+"', 'a', 102, '{}')")
+	putBack(t, f, insert+"('"+doc+"', 'a', 102, '{}')")
 	if report, said, code := f.Repair("--accept", repair, despite); code != 0 || report.Published != 1 {
 		t.Errorf("exit code %d: %+v\n%s", code, report, said)
 	}

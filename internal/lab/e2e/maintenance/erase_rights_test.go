@@ -1,0 +1,101 @@
+package maintenance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+)
+
+// TestTheDocumentedRightsAreEnoughToErase: a role and a user with what docs/erasure.md says erase a document,
+// and without any of it the error says what is missing.
+func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
+	t.Parallel()
+	const password = "documented"
+	block := harness.DocumentedBlock(t, "erasure.md", "Rights, exit codes", 0)
+	conf, err := server.ProcessConfigFile(harness.WriteFile(t, "nats.conf", strings.ReplaceAll(block, "…",
+		password)))
+	harness.Must(t, err)
+	documented := conf.Users[0]
+	users := []*server.User{{Username: "admin", Password: password}, documented}
+	var lacking [][2]string // users, and what each lacks
+	allowed := documented.Permissions.Publish.Allow
+	for i, subject := range allowed[:len(allowed)-1] { // the last one is for a reconnect
+		u := &server.User{Username: fmt.Sprint("lacks", i), Password: password}
+		u.Permissions = &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: slices.Delete(slices.Clone(allowed), i, i+1)},
+			Subscribe: documented.Permissions.Subscribe}
+		users, lacking = append(users, u), append(lacking, [2]string{u.Username, subject})
+	}
+	broker := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Users = users }})
+	as := func(user string) string {
+		return strings.Replace(broker.URL(), "nats://", "nats://"+user+":"+password+"@", 1)
+	}
+	f := harness.NewInstallation(t, pgtest.Server(t), as("admin"), "eraserights", "SINK_DURABLE_AFTER=0s")
+	f.UseStream("OUTBOX") // that of the page
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	settle(t, f)
+
+	run, owner := f.Slot+"_run", f.Slot+"_owner"
+	harness.Exec(t, f.Conn, "CREATE ROLE "+run+" LOGIN REPLICATION")
+	harness.Exec(t, f.Conn, "CREATE ROLE "+owner+" LOGIN")
+	harness.Exec(t, f.Conn, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+	harness.Exec(t, f.Conn, "ALTER TABLE outbox OWNER TO "+owner)
+	url := func(role string) string { return strings.Replace(f.URL, "postgres@", role+"@", 1) }
+	args := []string{"erase", "--doc", "gone", "--request", "r", "--wait", "0s", "--yes"}
+	env := f.Env
+	f.Set("POSTGRES_URL="+url(run), "NATS_URL="+as(documented.Username))
+	f.MustFail(3, args, "code no_right", "retain.postgres_url", "role "+owner)
+	f.Set("RETAIN_POSTGRES_URL=" + url(owner))
+	f.MustFail(3, args, "code no_right", "CREATE on schema")
+	harness.Exec(t, f.Conn, "GRANT CREATE ON SCHEMA public TO "+owner)
+	least := f.Env
+
+	// erases runs it until nothing has to be waited for.
+	erases := func(user string) (c certificate, said string, code int) {
+		harness.Eventually(t, "nothing has to be waited for", func() error {
+			f.Env = env
+			settle(t, f)
+			f.Env = least
+			f.Set("NATS_URL=" + as(user))
+			c, said, code = erase(t, f, args[1:]...)
+			if code == 1 && strings.Contains(said, "code erase_waits") {
+				return fmt.Errorf("%v", c.Waiting)
+			}
+			return nil
+		})
+		return c, said, code
+	}
+	for _, l := range lacking { // in the order in which they are needed
+		if _, said, code := erases(l[0]); code != 3 || !strings.Contains(said, "nats_permission") {
+			t.Errorf("without %s: exit code %d: %s", l[1], code, said)
+		}
+	}
+	done, said, code := erases(documented.Username)
+	if code != 0 || done.Finished == nil || done.Messages != 1 {
+		t.Errorf("exit code %d: %+v\n%s", code, done, said)
+	}
+
+	// afterwards
+	f.Env = env
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.Set("POSTGRES_URL=" + url(run))
+	harness.Exec(t, f.Conn, "GRANT SELECT ON outbox TO "+run)
+	f.MustRun("repair", "--check")
+	for _, table := range []string{"outflow_erased_rows", "outflow_erasures"} {
+		harness.Exec(t, f.Conn, "REVOKE SELECT ON "+table+" FROM "+run)
+		f.MustFail(3, []string{"repair", "--check"}, "code no_right", "GRANT SELECT ON", table)
+		harness.Exec(t, f.Conn, "GRANT SELECT ON "+table+" TO "+run)
+	}
+}
