@@ -138,3 +138,51 @@ func TestAHomesPositionsMustRise(t *testing.T) {
 		t.Errorf("a control row of another width: %v", results)
 	}
 }
+
+// TestAHomesWatermarkIsReadElsewhere: with the commit that it came in, of the home alone; what is none is
+// counted, and has no effect. At home it is passed over.
+func TestAHomesWatermarkIsReadElsewhere(t *testing.T) {
+	t.Parallel()
+	want := relay.Watermark{Confirmed: relay.Confirmed{LSN: 0x100, Timeline: 1}, At: 0x110,
+		Tally: relay.Tally{Since: 0x10, Events: 3, Sum: 4}}
+	row := func(content string) []byte {
+		return controlRow("public.outbox", relay.WatermarkPrefix, content)
+	}
+	head := [][]byte{relation(tableOID, columns...), relation(controlOID, controlColumnsOf...)}
+	marks := func(cfg Config, from, content string) (marks []relay.Watermark, malformed int) {
+		t.Helper()
+		tx := append([][]byte{begin(0x9000), originAt(0x130, from)}, head...)
+		results, err := decodeAll(cfg, append(tx, row(content), commit(0x9000, 0x9030, 1))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			if r.Malformed != nil {
+				malformed++
+			}
+			if r.Watermark != (relay.Watermark{}) {
+				marks = append(marks, r.Watermark)
+				if r.Kind != Commit || r.Commit.Kind != relay.NoInput {
+					t.Errorf("it comes with %v, %v", r.Kind, r.Commit.Kind)
+				}
+			}
+		}
+		return marks, malformed
+	}
+	if got, bad := marks(awayConfig(), "pg_16500", want.Content()); len(got) != 1 || got[0] != want || bad != 0 {
+		t.Errorf("%+v, %d malformed", got, bad)
+	}
+	behind := want
+	behind.At = 0x130
+	for _, content := range []string{"", behind.Content(), strings.Repeat("v", maxWatermark+1)} {
+		if got, bad := marks(awayConfig(), "pg_16500", content); len(got) != 0 || bad != 1 {
+			t.Errorf("%.40q: %+v, %d malformed", content, got, bad)
+		}
+	}
+	for what, cfg := range map[string]Config{"at home": homeConfig(), "of another cluster": awayConfig()} {
+		from := "pg_16501"
+		if got, bad := marks(cfg, from, want.Content()); len(got) != 0 || bad != 0 {
+			t.Errorf("%s: %+v, %d malformed", what, got, bad)
+		}
+	}
+}

@@ -1,6 +1,10 @@
 package decoder
 
-import "github.com/outflowhq/outflow/internal/relay"
+import (
+	"fmt"
+
+	"github.com/outflowhq/outflow/internal/relay"
+)
 
 // The columns of the control table that are read. All are text, which is the same bytes in both forms.
 const (
@@ -74,6 +78,25 @@ func (d *Decoder) controlRow(m *reader, r *Result) error {
 		d.tx.tick = true
 	case relay.SettingsPrefix:
 		r.Malformed = d.settings(values[controlContent])
+	case relay.WatermarkPrefix:
+		if d.cfg.Mapping.Away() && !d.tx.foreign { // at home it is known
+			r.Malformed = d.watermark(values[controlContent])
+		}
 	}
 	return nil
+}
+
+// maxWatermark is more than a well-formed watermark takes, in bytes.
+const maxWatermark = 512
+
+// watermark takes note of what the home says of itself. The result is not nil if it can't be read as that.
+func (d *Decoder) watermark(content []byte) (malformed error) {
+	if len(content) > maxWatermark {
+		return fmt.Errorf("watermark of more than %d bytes", maxWatermark)
+	}
+	w, err := relay.ParseWatermark(string(content), d.tx.home)
+	if err == nil {
+		d.tx.watermark = w
+	}
+	return err
 }

@@ -62,9 +62,12 @@ type Result struct {
 	Kind   Kind
 	Event  relay.Event
 	Commit relay.Commit
-	// Malformed says that a transactional message was meant as a change of this slot's settings and can't be
-	// read as one: it is malformed or of an unknown version. It is no input: to be counted and logged. Kind
-	// is Nothing then.
+	// Watermark is what the home said of itself in the transaction, with Commit; its LSN is 0 where it said
+	// nothing, and where this server is the home.
+	Watermark relay.Watermark
+	// Malformed says that a transactional message was meant as a change of this slot's settings, or a control
+	// row as a watermark, and can't be read as one: it is malformed or of an unknown version. It is no input:
+	// to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
 	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless
@@ -95,12 +98,13 @@ type Decoder struct {
 
 // transaction is what is known of the one that is being read.
 type transaction struct {
-	final    outbox.LSN // LSN of the commit record's start, from Begin
-	events   uint32
-	tick     bool
-	foreign  bool            // it is none whose content can be an input
-	home     outbox.LSN      // its end LSN at home; 0: it is not of Config.Origin
-	settings *relay.Settings // the last well-formed change for this slot
+	final     outbox.LSN // LSN of the commit record's start, from Begin
+	events    uint32
+	tick      bool
+	foreign   bool            // it is none whose content can be an input
+	home      outbox.LSN      // its end LSN at home; 0: it is not of Config.Origin
+	settings  *relay.Settings // the last well-formed change for this slot
+	watermark relay.Watermark // the last well-formed one
 }
 
 // New returns a decoder for a session that starts.
@@ -264,7 +268,7 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 		c.Kind = relay.Heartbeat
 	}
 	d.inCommit, d.last = false, end
-	r.Kind, r.Commit = Commit, c
+	r.Kind, r.Commit, r.Watermark = Commit, c, tx.watermark
 	return nil
 }
 

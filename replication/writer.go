@@ -13,7 +13,7 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Writer writes ticks and changes of settings into the WAL, over a connection of its own that it opens when
+// Writer writes ticks, changes of settings and watermarks into the WAL, over a connection of its own that it opens when
 // needed, and again after an error. Its methods may be called from any goroutine; they wait for each other.
 //
 // Where it has an address of its own it may go through a pooler, which takes no startup parameters and gives
@@ -43,6 +43,14 @@ func (w *Writer) Heartbeat(ctx context.Context) error {
 func (w *Writer) Change(ctx context.Context, s relay.Settings) error {
 	if err := w.emit(ctx, relay.SettingsPrefix, s.Content(w.cfg.Slot)); err != nil {
 		return fmt.Errorf("write a change of settings: %w", err)
+	}
+	return nil
+}
+
+// Watermark writes what this home says of itself into the control table, without which it may not be called.
+func (w *Writer) Watermark(ctx context.Context, mark relay.Watermark) error {
+	if err := w.emit(ctx, relay.WatermarkPrefix, mark.Content()); err != nil {
+		return fmt.Errorf("write a watermark: %w", err)
 	}
 	return nil
 }
