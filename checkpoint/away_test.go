@@ -132,3 +132,94 @@ func TestASilentHomeKeepsNoWAL(t *testing.T) {
 		t.Errorf("confirmed up to %v", lsn)
 	}
 }
+
+// TestARecordWithATallyHasAVersionOfItsOwn: an older outflow refuses it by that, and a record without one is
+// what it was.
+func TestARecordWithATallyHasAVersionOfItsOwn(t *testing.T) {
+	t.Parallel()
+	tally := relay.Tally{Since: 0x1000, Events: 5, Sum: 1 << 63}
+	home := relay.Confirmed{LSN: 0xA1000, Timeline: 2}
+	encode := func(change func(p *StoredCheckpoint), r *Record) (string, error) {
+		change(&r.Checkpoints[2])
+		doc, err := r.Encode()
+		return string(doc), err
+	}
+	_, away := awayReadings()
+	doc, err := encode(func(p *StoredCheckpoint) { p.Tally, p.Home = tally, home }, away.Record)
+	if err != nil || !strings.HasPrefix(doc, `{"v":8,`) {
+		t.Fatalf("%s, %v", doc, err)
+	}
+	rec, err := Decode([]byte(doc))
+	if p := rec.Checkpoints[2]; err != nil || p.Tally != tally || p.Home != home {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := Decode([]byte(strings.Replace(doc, `"v":8`, `"v":7`, 1))); err == nil {
+		t.Error("version 7 with a tally is accepted")
+	}
+	_, away = awayReadings()
+	if doc, err := encode(func(*StoredCheckpoint) {}, away.Record); err != nil ||
+		!strings.HasPrefix(doc, `{"v":7,`) || strings.Contains(doc, "tally") || strings.Contains(doc, `"home":{`) {
+		t.Errorf("without: %s, %v", doc, err)
+	}
+	for what, change := range map[string]func(p *StoredCheckpoint){
+		"counts from beyond itself": func(p *StoredCheckpoint) { p.Tally = relay.Tally{Since: 0xAF000} },
+		"counts from nowhere":       func(p *StoredCheckpoint) { p.Tally = relay.Tally{Events: 1} },
+		"no timeline":               func(p *StoredCheckpoint) { p.Home = relay.Confirmed{LSN: 1} },
+	} {
+		_, away := awayReadings()
+		if _, err := encode(change, away.Record); err == nil {
+			t.Errorf("%s: accepted", what)
+		}
+	}
+	for what, change := range map[string]func(p *StoredCheckpoint){
+		"a tally without a control table": func(p *StoredCheckpoint) { p.Tally = tally },
+		"a home of its own":               func(p *StoredCheckpoint) { p.Home = home },
+	} {
+		if _, err := encode(change, readings().Record); err == nil {
+			t.Errorf("%s: accepted", what)
+		}
+	}
+}
+
+// TestAPromotedHomeGoesOnCounting: a checkpoint that counts as the switch point counts the same events, unless
+// events that it held went with the branch.
+func TestAPromotedHomeGoesOnCounting(t *testing.T) {
+	t.Parallel()
+	for _, holds := range []bool{false, true} {
+		r, c := readings(), config
+		c.Mapping.Control, c.Mapping.OwnOnly = "public.outflow_control", true
+		r.Record.Mapping = c.Mapping
+		r.Server.History = promoted(0x2800)
+		p := &r.Record.Checkpoints[2]
+		p.Tally = relay.Tally{Since: 0x1000, Events: 5, Sum: 3}
+		p.Seq = 9
+		if holds {
+			for i := range 2 {
+				r.Record.Checkpoints[i].Settings = gapSettings
+			}
+			*p = holding(*p, 0x2100, 0)
+		}
+		r.Stream.LastSeq, r.Stream.NewestSeq, r.Stream.Messages = 9, 9, 9
+		r.Stream.Newest.Pos.LSN, r.Stream.Newest.Due, r.Stream.Newest.Thru = 0x1F00, 0x2000, 0x2000
+		start, err := Resolve(c, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		newest := start.Checkpoints[len(start.Checkpoints)-1]
+		if newest.Due != 0x2800 || (newest.Tally == relay.Tally{}) != holds {
+			t.Errorf("holds %t: %+v", holds, newest)
+		}
+	}
+}
+
+// TestAReaderThatStoppedAtACountStopsAgain, whatever the readings show.
+func TestAReaderThatStoppedAtACountStopsAgain(t *testing.T) {
+	t.Parallel()
+	c, r := awayReadings()
+	r.Record.Stopped = CodeHome
+	_, err := Resolve(c, r)
+	f := outbox.FaultOf(err)
+	if f == nil || f.Code != CodeHome || f.Class != outbox.Gap || !strings.Contains(f.Message, "counted") {
+		t.Errorf("%v", err)
+	}
+}

@@ -17,8 +17,9 @@ import (
 // the lowest version that can say what it has to: a program that does not know something refuses the record
 // by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = clusterVersion // the newest
+	recordVersion = tallyVersion // the newest
 
+	tallyVersion   = 8 // checkpoints with a tally, or with what a home has confirmed
 	clusterVersion = 7 // mappings with a control table or a subscription, and checkpoints of such
 	gapVersion     = 6 // checkpoints in gap mode
 	tableVersion   = 5 // the OID of the table that is published, and mappings without foreign transactions
@@ -116,6 +117,8 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
+	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return counts(p.Checkpoint) }):
+		c.Version = tallyVersion
 	case c.Mapping.Control != "":
 		c.Version = clusterVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Settings.ByGap() }):
@@ -220,6 +223,17 @@ func (r *Record) validate() error {
 			p.Published() < r.Checkpoints[i-1].Published()) {
 			return fmt.Errorf("place %d starts at %v, before the one before it", i, p.Start())
 		}
+		if counts(p.Checkpoint) && (r.Mapping.Control == "" || r.Version < tallyVersion) {
+			return fmt.Errorf("place %d with a tally in version %d, with control table %q", i, r.Version,
+				r.Mapping.Control)
+		}
+		if p.Home != (relay.Confirmed{}) && (!r.Mapping.Away() || p.Home.LSN == 0 || p.Home.Timeline == 0) {
+			return fmt.Errorf("place %d knows that its home has confirmed %v on timeline %d, with subscription "+
+				"%q", i, p.Home.LSN, p.Home.Timeline, r.Mapping.Subscription)
+		}
+		if t := p.Tally; t.Since > p.Due || t.Since == 0 && t != (relay.Tally{}) {
+			return fmt.Errorf("place %d at %v counts %d events since %v", i, p.Due, t.Events, t.Since)
+		}
 		if p.Settings.ByGap() && r.Version < gapVersion {
 			return fmt.Errorf("place %d with sort %v in version %d", i, p.Settings.Sort, r.Version)
 		}
@@ -234,6 +248,9 @@ func (r *Record) validate() error {
 	}
 	return nil
 }
+
+// counts says that a checkpoint has what only the newest version knows.
+func counts(p relay.Checkpoint) bool { return p.Tally != relay.Tally{} || p.Home != relay.Confirmed{} }
 
 func validateCheckpoint(p StoredCheckpoint) error {
 	if p.Since.IsZero() {

@@ -215,6 +215,10 @@ func (v *resolver) stopped() error {
 			"rows of table %s were kept out of the stream of changes of publication %s when outflow "+
 				"stopped, or may have been: that this is mended brings none of them back",
 			v.cfg.Table, v.cfg.Publication)
+	case CodeHome:
+		return v.gap(CodeHome, v.left(), v.Server.WALEnd, "",
+			"subscription %s had not brought the events that their home had counted when outflow stopped",
+			v.cfg.Mapping.Subscription)
 	}
 	return v.gap(v.Record.Stopped, v.left(), v.Server.WALEnd, hintStopped,
 		"somebody else published to the ingress of stream %s while outflow ran: a message of ours may have "+

@@ -31,6 +31,9 @@ func (v *resolver) timelines() error {
 		}
 		old := p.Due
 		p.Due = end
+		if len(p.Holds) > 0 { // it counts some of those that go now
+			p.Tally = relay.Tally{}
+		}
 		// Of the events that it held, those beyond the point are on the branch that is gone.
 		p.Holds = slices.DeleteFunc(slices.Clone(p.Holds), func(h relay.Hold) bool {
 			return h.Oldest.LSN > end

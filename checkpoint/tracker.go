@@ -184,6 +184,16 @@ func (t *Tracker) smaller() int {
 // Newest returns the newest checkpoint.
 func (t *Tracker) Newest() relay.Checkpoint { return t.newest().Checkpoint }
 
+// Recorded returns the newest checkpoint that is in the record.
+func (t *Tracker) Recorded() relay.Checkpoint {
+	for i := len(t.checkpoints) - 1; i > 0; i-- {
+		if t.checkpoints[i].state == inStore {
+			return t.checkpoints[i].Checkpoint
+		}
+	}
+	return t.checkpoints[0].Checkpoint
+}
+
 // Unacknowledged reports whether the stream is not known to hold all messages made.
 func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
 

@@ -43,6 +43,12 @@ type Checkpoint struct {
 	// Read is set where a home's rows are read on another server: there replication has to start, in that
 	// server's WAL, to bring all of the home's inputs above [Checkpoint.Published]. All else is the home's.
 	Read outbox.LSN `json:"read,omitempty"`
+	// Tally counts the home's events up to Due, where there is a control table; zero where that is not known:
+	// before the first watermark was read, and at a checkpoint of an older outflow.
+	Tally Tally `json:"tally,omitzero"`
+	// Home is what the home has said to be confirmed, where its rows are read on another server; zero where
+	// it has said nothing.
+	Home Confirmed `json:"home,omitzero"`
 }
 
 // Published is up to where all inputs are published, and need not be read again: before the oldest held

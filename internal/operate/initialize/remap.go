@@ -87,6 +87,7 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		m.Span != old.Span {
 		newest.Remembered = 0 // the counters in the stream are of other sequences
 	}
+	newest.Tally = relay.Tally{} // it may be of other events
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{newest}
 	if newest.Remembered == 0 { // else there may be some between the messages that are remembered
 		rec.Holes = nil

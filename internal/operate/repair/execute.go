@@ -148,6 +148,7 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 // anchor on it brings everything that the stream lacks.
 func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record,
 	anchor relay.Checkpoint) error {
+	anchor.Tally = relay.Tally{} // what is repaired did not come through the WAL
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
 	return r.save(ctx, l, f, rec)
