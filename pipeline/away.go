@@ -1,6 +1,8 @@
 package pipeline
 
 import (
+	"cmp"
+	"math"
 	"slices"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -16,13 +18,15 @@ const maxPlaces = 1 << 16
 type away struct {
 	places []place    // ascending in both, never empty
 	read   outbox.LSN // up to where that WAL was read, between transactions
+	// what the home has said to be confirmed; zero: nothing yet, and a home of an older version never does
+	home relay.Confirmed
 }
 
 // place says that inputs of the home up to lsn are read when that WAL was read up to at, and no others.
 type place struct{ lsn, at outbox.LSN }
 
 func newAway(cp relay.Checkpoint) *away {
-	return &away{places: []place{{cp.Published(), cp.Start()}}, read: cp.Start()}
+	return &away{places: []place{{cp.Published(), cp.Start()}}, read: cp.Start(), home: cp.Home}
 }
 
 // commit takes note of a transaction that was read.
@@ -48,21 +52,44 @@ func (a *away) passed(at outbox.LSN) {
 	last.at = max(last.at, at)
 }
 
-// start returns where replication has to start to bring all inputs above lsn, and forgets what is before it:
-// later calls have no lower lsn.
+// heed takes note of what the home has said to be confirmed. It may be less than what it said before: a
+// server that crashed has forgotten what it was told last.
+func (a *away) heed(c relay.Confirmed) {
+	a.home.LSN = max(a.home.LSN, c.LSN)
+	a.home.Timeline = max(a.home.Timeline, c.Timeline)
+}
+
+// start returns where replication has to start to bring all inputs above lsn, and forgets what is before it,
+// and before what the home has confirmed: later calls have no lower lsn.
 func (a *away) start(lsn outbox.LSN) outbox.LSN {
-	n, found := slices.BinarySearchFunc(a.places, lsn, func(p place, lsn outbox.LSN) int {
-		switch {
-		case p.lsn < lsn:
-			return -1
-		case p.lsn > lsn:
-			return 1
-		}
+	at := a.places[a.index(lsn)].at
+	least := lsn
+	if a.home.LSN != 0 {
+		least = min(lsn, a.home.LSN)
+	}
+	a.places = slices.Delete(a.places, 0, a.index(least))
+	return at
+}
+
+// confirmable is up to where this server's WAL is of no use to whoever goes on from what the home has
+// confirmed; all of it while the home has said nothing. 0: what was read has no input so old.
+func (a *away) confirmable() outbox.LSN {
+	switch {
+	case a.home.LSN == 0:
+		return math.MaxUint64
+	case a.home.LSN < a.places[0].lsn:
 		return 0
+	}
+	return a.places[a.index(a.home.LSN)].at
+}
+
+// index is that of the newest place at or below lsn, 0 if there is none.
+func (a *away) index(lsn outbox.LSN) int {
+	n, found := slices.BinarySearchFunc(a.places, lsn, func(p place, lsn outbox.LSN) int {
+		return cmp.Compare(p.lsn, lsn)
 	})
 	if !found {
 		n--
 	}
-	a.places = slices.Delete(a.places, 0, max(n, 0))
-	return a.places[0].at
+	return max(n, 0)
 }

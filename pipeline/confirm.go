@@ -4,17 +4,38 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
 )
 
-// confirm tells PostgreSQL up to where it need not keep WAL any more, if that moved.
+// confirm tells PostgreSQL up to where it need not keep WAL any more, if that moved. Where a home's rows are
+// read on another server, that is nothing from which somebody might have to go on with the home's stream.
 func (s *session) confirm() {
 	lsn := s.tracker.Confirmable(s.heard)
+	s.tracker.Confirmed(lsn)
+	if s.in.away != nil {
+		lsn = min(lsn, s.in.away.confirmable())
+	}
 	if lsn <= s.confirmed {
 		return
 	}
 	s.confirmed = lsn
 	s.conns.Source.Confirm(lsn)
-	s.tracker.Confirmed(lsn)
+}
+
+// offerWatermark writes what this home has published into the control table, if there is anything new: an
+// input that it is about, and not another one's watermark. So an idle home writes none.
+func (s *session) offerWatermark(now time.Time) {
+	if s.in.tally == nil || s.in.away != nil {
+		return
+	}
+	recorded, h := s.tracker.Recorded(), &s.server.History
+	w := relay.Watermark{Confirmed: relay.Confirmed{LSN: s.confirmed, Timeline: h.Timeline},
+		At: recorded.Due, Tally: recorded.Tally}
+	if n := len(h.Switches); n > 0 {
+		w.Began = h.Switches[n-1].End
+	}
+	s.heartbeats.offerWatermark(now, w, s.in.newest)
 }
 
 // save starts to store the record. What it may still find before it is stored is the next session's to judge.

@@ -137,4 +137,6 @@ type Store interface {
 type Writer interface {
 	Heartbeat(ctx context.Context) error
 	Change(ctx context.Context, s relay.Settings) error
+	// Watermark is called where there is a control table alone.
+	Watermark(ctx context.Context, w relay.Watermark) error
 }

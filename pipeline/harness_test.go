@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -32,6 +33,7 @@ type harness struct {
 	js      *jetstream
 	durable time.Duration
 	first   relay.Settings
+	decoder decoder.Config
 	// of all processes, and of the undisturbed one; 0: the product's
 	maxPublishedAhead int
 	epoch             int // grows when the broker dies
@@ -64,15 +66,26 @@ var defaults = relay.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeq
 	MaxBytes: 1 << 20}
 
 func newHarness(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *harness {
-	w := &harness{t: t, first: first, durable: durable, loses: durable, begun: time.Now()}
+	return newHarnessOf(t, seed, first, durable, decoderConfig)
+}
+
+// newHarnessOf is newHarness for another set-up.
+func newHarnessOf(t *testing.T, seed uint64, first relay.Settings, durable time.Duration,
+	cfg decoder.Config) *harness {
+	w := &harness{t: t, first: first, durable: durable, loses: durable, begun: time.Now(), decoder: cfg}
 	w.pg, w.js = newPostgres(w, seed), newJetstream(w, seed)
+	mapping, place := cfg.Mapping, relay.Checkpoint{Due: w.pg.end, Settings: first, Timeline: timeline}
+	w.pg.control = mapping.Control != ""
+	if mapping.Away() {
+		w.pg.identity.Subscription = originName
+		place.Due, place.Read = 1, w.pg.end
+	}
 	rec := &checkpoint.Record{
 		Slot: "outflow", Database: "app", SystemID: systemID, Mapping: mapping, Stream: "OUTBOX",
 		Created:     w.js.created,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: w.pg.identity, Seen: w.pg.end},
 		Checkpoints: []checkpoint.StoredCheckpoint{{
-			Checkpoint: relay.Checkpoint{Due: w.pg.end, Settings: first, Timeline: timeline},
-			Since:      time.Now().UTC(),
+			Checkpoint: place, Since: time.Now().UTC(),
 		}},
 	}
 	doc, err := rec.Encode()
@@ -194,7 +207,7 @@ func (w *harness) events() int {
 
 // compare holds the stream against that of an undisturbed process over the same WAL.
 func (w *harness) compare() error {
-	want, err := replay(w.pg.wal, w.first, w.maxPublishedAhead)
+	want, err := replay(w.pg.wal, w.first, w.maxPublishedAhead, w.decoder)
 	if err != nil {
 		return err
 	}
@@ -326,11 +339,14 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 	w.step("opened", uint64(len(pr.opens)))
 	conns := &Conns{
 		Reopen: pr.reopen,
-		Source: u, JetStream: l, Store: l, Writer: pr.writer, Decoder: decoderConfig, Binary: o.binary,
+		Source: u, JetStream: l, Store: l, Writer: pr.writer, Decoder: w.decoder, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
-			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table, Mapping: mapping,
-			DurableAfter: w.durable,
+			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table,
+			Mapping: w.decoder.Mapping, DurableAfter: w.durable,
 		},
+	}
+	if w.decoder.Mapping.Away() {
+		conns.Writer = nil
 	}
 	if o.open != nil {
 		o.open(conns)

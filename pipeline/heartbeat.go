@@ -6,14 +6,15 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // writePause is how long nothing is written into the WAL after a failure, and no other change of settings
 // after one: if somebody changes the settings all the time, this session must not write as much.
 const writePause = time.Second
 
-// heartbeatWriter writes heartbeats and changes of ordering settings into the WAL. They have an effect when
-// they are read there. It belongs to the loop; the writing itself is a job of its worker.
+// heartbeatWriter writes heartbeats, changes of ordering settings and watermarks into the WAL. They have an
+// effect when they are read there. It belongs to the loop; the writing itself is a job of its worker.
 type heartbeatWriter struct {
 	worker  *worker
 	writer  Writer         // nil: nothing is written
@@ -27,6 +28,9 @@ type heartbeatWriter struct {
 	changeAt    time.Time // no other change is written before then
 	last        time.Time // when the last heartbeat was asked for
 	notBefore   time.Time // after a failure: when to try again
+
+	said   relay.Watermark // the last one that was written; zero: none in this session
+	saidAt time.Time       // when one was last asked for
 }
 
 func (h *heartbeatWriter) free(now time.Time) bool {
@@ -82,6 +86,22 @@ func (h *heartbeatWriter) offerHeartbeat(now, due time.Time) {
 		h.last = now
 		h.write(false, h.writer.Heartbeat, h.metrics.ticks.Inc)
 	}
+}
+
+// watermarkPause is the least time between two watermarks.
+const watermarkPause = time.Second
+
+// offerWatermark writes one if it says more than the last one about inputs up to newest, or if none was
+// written in this session.
+func (h *heartbeatWriter) offerWatermark(now time.Time, w relay.Watermark, newest outbox.LSN) {
+	news := h.said.LSN == 0 || w.LSN > h.said.LSN && newest > h.said.LSN ||
+		w.At > h.said.At && newest > h.said.At
+	if !news || w.LSN == 0 || now.Sub(h.saidAt) < watermarkPause || !h.free(now) {
+		return
+	}
+	h.saidAt = now
+	h.write(false, func(ctx context.Context) error { return h.writer.Watermark(ctx, w) },
+		func() { h.said = w })
 }
 
 // gapPause is the least time between two heartbeats in gap mode.

@@ -30,11 +30,13 @@ type input struct {
 	result decoder.Result
 
 	away      *away      // where a home's rows are read on another server; nil: this one is the home
+	tally     *homeTally // nil: there is no control table
 	last      outbox.LSN // newest transaction read; of a home's, where it ended there
 	keepalive outbox.LSN // newest keepalive or empty transaction since the last WAL data, 0 if none
 	lastData  time.Time  // when WAL data last came in
 	lastInput time.Time  // when a part of an input last did
 	lastTime  int64      // commit timestamp of the newest input
+	newest    outbox.LSN // the newest input, 0 if none was read
 	received  receiveTimes
 }
 
@@ -122,7 +124,8 @@ func (in *input) notice(ctx context.Context) error {
 	if r.Malformed != nil {
 		in.metrics.malformed.Inc()
 		in.notices.malformed.say(in.log, slog.LevelWarn,
-			"a change of ordering settings is malformed, or of an unknown version, and has no effect",
+			"a change of ordering settings, or a watermark, is malformed, or of an unknown version, and has no "+
+				"effect",
 			"err", r.Malformed)
 	}
 	if r.Missing {
@@ -155,7 +158,7 @@ func (in *input) commit(c *relay.Commit) error {
 		if err := in.check.Input(c.LSN); err != nil {
 			return err
 		}
-		in.lastInput, in.lastTime = in.lastData, c.Time
+		in.lastInput, in.lastTime, in.newest = in.lastData, c.Time, c.LSN
 		if c.Kind == relay.SettingsChange {
 			in.settingsChanged(c)
 		}
@@ -169,8 +172,26 @@ func (in *input) commit(c *relay.Commit) error {
 			in.keepalive = c.Read
 		}
 	}
+	if in.tally != nil {
+		in.tally.commit(c)
+	}
+	if w := &in.result.Watermark; w.LSN != 0 {
+		if err := in.heed(w); err != nil {
+			return err
+		}
+	}
 	in.last = max(in.last, c.LSN)
 	return in.buffer.Commit(*c)
+}
+
+// heed takes note of what the home says of itself. An error says that what came here is not what it has.
+func (in *input) heed(w *relay.Watermark) error {
+	if known := in.away.home.Timeline; known != 0 && w.Timeline > known {
+		in.log.Warn("the home was promoted: its messages name another timeline than those made here",
+			"timeline", w.Timeline, "since", w.Began)
+	}
+	in.away.heed(w.Confirmed)
+	return in.tally.compare(w)
 }
 
 // settingsChanged takes note of new ordering settings. Whoever may write logical messages can change them as

@@ -128,6 +128,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		s.askStates(now)
 	}
 	s.confirm()
+	s.offerWatermark(now)
 	return nil
 }
 

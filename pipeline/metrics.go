@@ -47,9 +47,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 				"Gap mode: whose counter was not above what their sequence had reached."),
 		ticks: counter("ticks_total", "Ticks written into the WAL."),
 		tickErrors: counter("tick_errors_total",
-			"Ticks and changes of settings that could not be written."),
-		malformed: counter("malformed_settings_total", "Changes of ordering settings in the WAL that "+
-			"are malformed or of an unknown version and have no effect."),
+			"Ticks, changes of settings and watermarks that could not be written."),
+		malformed: counter("malformed_settings_total", "Changes of ordering settings and watermarks in the "+
+			"WAL that are malformed or of an unknown version and have no effect."),
 		otherChanges: counter("foreign_settings_total", "Changes of ordering settings in the WAL to "+
 			"other ones than the configured: in force until this Outflow has changed them back."),
 		attempts: counter("connect_attempts_total",

@@ -27,6 +27,7 @@ type postgres struct {
 	end     outbox.LSN    // of the WAL
 	grown   chan struct{} // closed when it grows
 	payload uint32        // type of the payload column
+	control bool          // rows of the control table stand for logical messages
 
 	slot        relay.SlotState
 	active      *postgresConn
@@ -44,6 +45,8 @@ type postgres struct {
 	failsLate  bool        // though they are in the WAL
 	ticks      []time.Time // that the pipeline wrote
 	changes    []relay.Settings
+	watermarks []relay.Watermark
+	onConfirm  func(outbox.LSN)
 }
 
 // moment is when an LSN was reached.
@@ -75,7 +78,12 @@ func (pg *postgres) commit(rows []row, messages ...logical) *transaction {
 }
 
 func (pg *postgres) commitAt(at time.Time, rows []row, messages ...logical) *transaction {
-	x := &transaction{rows: rows, logical: messages, time: commitTime(at)}
+	return pg.log(&transaction{rows: rows, logical: messages, time: commitTime(at), control: pg.control})
+}
+
+// log appends a transaction that has no position yet.
+func (pg *postgres) log(x *transaction) *transaction {
+	rows := x.rows
 	x.start = pg.end + outbox.LSN(48+64*len(rows))
 	x.end = x.start + 48
 	pg.wal = append(pg.wal, x)
@@ -109,6 +117,9 @@ func (pg *postgres) settle(lsn outbox.LSN) {
 	pg.confirmed = lsn
 	pg.confirmedAt = append(pg.confirmedAt, moment{time.Now(), lsn})
 	pg.w.checkConfirmed(lsn)
+	if pg.onConfirm != nil {
+		pg.onConfirm(lsn)
+	}
 	pg.w.step("confirmed", uint64(lsn))
 }
 
@@ -403,6 +414,11 @@ func (w *writer) Heartbeat(ctx context.Context) error {
 func (w *writer) Change(ctx context.Context, s relay.Settings) error {
 	return w.write(ctx, logical{prefix: relay.SettingsPrefix, content: s.Content("outflow")},
 		func(pg *postgres) { pg.changes = append(pg.changes, s) })
+}
+
+func (w *writer) Watermark(ctx context.Context, mark relay.Watermark) error {
+	return w.write(ctx, logical{prefix: relay.WatermarkPrefix, content: mark.Content()},
+		func(pg *postgres) { pg.watermarks = append(pg.watermarks, mark) })
 }
 
 func (w *writer) write(ctx context.Context, m logical, note func(*postgres)) error {

@@ -161,7 +161,10 @@ func (s *session) checkpoint(cp relay.Checkpoint) { s.tracker.Window(s.located(c
 // located says where in the WAL that is read a checkpoint lies.
 func (s *session) located(cp relay.Checkpoint) relay.Checkpoint {
 	if s.in.away != nil {
-		cp.Read = s.in.away.start(cp.Published())
+		cp.Read, cp.Home = s.in.away.start(cp.Published()), s.in.away.home
+	}
+	if s.in.tally != nil {
+		cp.Tally = s.in.tally.at(cp.Due)
 	}
 	cp.Timeline = s.server.History.At(cp.At())
 	return cp

@@ -11,8 +11,9 @@ import (
 )
 
 // replay makes the stream that an undisturbed process makes of a WAL, in one go, without the loop.
-func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int) ([]line, error) {
-	d := decoder.New(decoderConfig)
+func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int, cfg decoder.Config) ([]line,
+	error) {
+	d := decoder.New(cfg)
 	b := reorder.New(reorder.Config{Settings: first, MaxPublishedAhead: maxPublishedAhead, Scratch: memory{}})
 	defer b.Discard()
 	var (

@@ -82,6 +82,9 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	if conns.Decoder.Mapping.Away() {
 		s.in.away = newAway(cp)
 	}
+	if conns.Decoder.Mapping.Control != "" {
+		s.in.tally = newTally(conns.Checkpoint, p.log, s.tracker.Newest())
+	}
 	p.metrics.lateSeen, p.metrics.gapsSeen = 0, reorder.GapCounts{}
 	s.tellInForce()
 	p.metrics.sessions.Inc()

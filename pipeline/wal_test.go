@@ -13,6 +13,8 @@ import (
 
 const (
 	tableOID   = 16385
+	controlOID = 16399
+	originName = "pg_16500"
 	oidText    = 25
 	oidBigint  = 20
 	oidNumeric = 1700 // has no binary reader
@@ -57,6 +59,8 @@ type transaction struct {
 	time       int64      // commit timestamp, microseconds since 2000
 	rows       []row
 	logical    []logical
+	control    bool       // they are rows of the control table
+	home       outbox.LSN // replicated from there: its end LSN there
 }
 
 // messages are what pgoutput sends of the transaction; relation says that the table was not described in this
@@ -81,6 +85,9 @@ func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.
 	b := be.AppendUint64([]byte{'B'}, uint64(x.start))
 	b = be.AppendUint64(b, uint64(x.time))
 	add(x.start, be.AppendUint32(b, 731))
+	if x.home != 0 {
+		add(x.start, cstring(be.AppendUint64([]byte{'O'}, uint64(x.home)), originName))
+	}
 	if relation && len(x.rows) > 0 {
 		b := be.AppendUint32([]byte{'R'}, tableOID)
 		b = append(cstring(cstring(b, "public"), "outbox"), 'd')
@@ -126,7 +133,11 @@ func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.
 		add(x.start, b)
 	}
 	for _, m := range x.logical {
-		if !m.outside {
+		switch {
+		case m.outside:
+		case x.control:
+			controlRow(m, func(b []byte) { add(x.start, b) })
+		default:
 			message(m)
 		}
 	}
@@ -134,6 +145,23 @@ func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.
 	b = be.AppendUint64(b, uint64(x.end))
 	add(x.end, be.AppendUint64(b, uint64(x.time)))
 	return out
+}
+
+// controlRow describes the control table and inserts a row that says what a logical message would.
+func controlRow(m logical, add func([]byte)) {
+	be := binary.BigEndian
+	b := append(cstring(cstring(be.AppendUint32([]byte{'R'}, controlOID), "public"), "outflow_control"), 'd')
+	b = be.AppendUint16(b, uint16(len(relay.ControlColumns)))
+	for _, name := range relay.ControlColumns {
+		b = be.AppendUint32(be.AppendUint32(cstring(append(b, 0), name), oidText), 0xFFFFFFFF)
+	}
+	add(b)
+	b = append(be.AppendUint32([]byte{'I'}, controlOID), 'N')
+	b = be.AppendUint16(b, uint16(len(relay.ControlColumns)))
+	for _, value := range []string{mapping.Table, m.prefix, m.content} {
+		b = append(be.AppendUint32(append(b, 't'), uint32(len(value))), value...)
+	}
+	add(b)
 }
 
 func cstring(b []byte, s string) []byte { return append(append(b, s...), 0) }

@@ -96,6 +96,15 @@ var table = []Finding{
 		Title: "A subscription is to skip a transaction",
 		Hint: "Mend the conflict instead, and take it back with `ALTER SUBSCRIPTION ... SKIP (lsn = " +
 			"NONE)`: no other cluster can publish the rows of a transaction that was skipped there."},
+	{Code: "cluster_count", Severity: Critical, Classes: gap,
+		Title: "A subscription has not brought the events that their home has counted",
+		Hint: "Find out which of its transactions are missing or were changed here: one that was skipped, " +
+			"a row filter, a trigger, an origin that was moved, a home that was put back. The home's own " +
+			"stream is not concerned. Start this one anew with `outflow uninstall --with-stream` and " +
+			"`outflow init`.",
+		Runbook: "The message has the range of the home's positions in which they differ: compare the " +
+			"rows of the table here and at home. Look for `skipping transaction` in the log of the server " +
+			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
 	{Code: "cluster_lag", Severity: Warning,
 		Title: "Rows of another cluster come late, or not at all",
 		Hint: "Look at pg_stat_subscription and at the server's log. cluster.maximum_delay should be more " +

@@ -39,6 +39,8 @@ func (w *world) Check(context.Context) error                   { return nil }
 func (w *world) Heartbeat(context.Context) error               { w.did("tick"); return w.fail }
 func (w *world) Change(context.Context, relay.Settings) error  { w.did("change"); return w.fail }
 
+func (w *world) Watermark(context.Context, relay.Watermark) error { w.did("watermark"); return w.fail }
+
 type side struct{ *world }
 
 func (s side) Publisher(uint64, uint64) pipeline.Publisher { s.did("publisher"); return line(s) }

@@ -1,6 +1,7 @@
 package clusters
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -104,4 +105,50 @@ func TestASubscriptionThatHidesRowsIsRefused(t *testing.T) {
 			o.MustContain("outflow run", o.Said(), "publication_changed", "does not say which of its rows")
 		})
 	}
+}
+
+// TestASkippedTransactionEndsAReader: what a subscription has passed over is found by the home's count, at each
+// start.
+func TestASkippedTransactionEndsAReader(t *testing.T) {
+	t.Parallel()
+	majors := awayMajors(t)
+	natsURL := natstest.Server(t).URL()
+	all, _ := mesh(t, majors[len(majors)-1], 2, natsURL)
+	home, away := all[0], all[1]
+	o := reader(t, all, 1, 0, natsURL)
+	js := harness.JetStream(t, natsURL)
+	home.o.Start()
+	o.Start()
+	harness.Exec(t, home.conn, harness.InsertNumbered, 1, 10)
+	harness.AwaitMessages(t, js, o.Stream, 10)
+	harness.Eventually(t, "the home has counted", func() error {
+		n := harness.Value[int](t, away.conn, "SELECT count(*)::int FROM outflow_control WHERE content LIKE "+
+			"'% events=10 %'")
+		if n == 0 {
+			return errors.New("no such watermark")
+		}
+		return nil
+	})
+
+	harness.Exec(t, away.conn, "ALTER SUBSCRIPTION from_1 DISABLE")
+	harness.Eventually(t, "nothing is applied", func() error {
+		if n := harness.Value[int](t, away.conn, "SELECT count(pid)::int FROM pg_stat_subscription WHERE "+
+			"subname = 'from_1'"); n > 0 {
+			return fmt.Errorf("%d workers", n)
+		}
+		return nil
+	})
+	harness.Exec(t, home.conn, harness.InsertNumbered, 11, 15)
+	harness.Exec(t, away.conn, "SELECT pg_replication_origin_advance('pg_' || oid, $1) FROM pg_subscription "+
+		"WHERE subname = 'from_1'", harness.WALEnd(t, home.conn).String())
+	harness.Exec(t, away.conn, "ALTER SUBSCRIPTION from_1 ENABLE")
+	harness.Exec(t, home.conn, harness.InsertNumbered, 16, 20)
+	for range 2 {
+		if code := o.Wait(); code != 4 {
+			t.Fatalf("outflow run ended with code %d", code)
+		}
+		o.MustContain("outflow run", o.Said(), "cluster_count", "from_1")
+		o.Start()
+	}
+	harness.AwaitMessages(t, js, home.o.Stream, 20)
 }
