@@ -181,8 +181,8 @@ func TestARecordWithATallyHasAVersionOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestAPromotedHomeGoesOnCounting: a checkpoint that counts as the switch point counts the same events, unless
-// events that it held went with the branch.
+// TestAPromotedHomeGoesOnCounting: a checkpoint that counts as the switch point counts the same events,
+// unless events that it held went with the branch.
 func TestAPromotedHomeGoesOnCounting(t *testing.T) {
 	t.Parallel()
 	for _, holds := range []bool{false, true} {

@@ -228,8 +228,8 @@ func (r *Record) validate() error {
 				r.Mapping.Control)
 		}
 		if p.Home != (relay.Confirmed{}) && (!r.Mapping.Away() || p.Home.LSN == 0 || p.Home.Timeline == 0) {
-			return fmt.Errorf("place %d knows that its home has confirmed %v on timeline %d, with subscription "+
-				"%q", i, p.Home.LSN, p.Home.Timeline, r.Mapping.Subscription)
+			return fmt.Errorf("place %d knows that its home has confirmed %v on timeline %d, with "+
+				"subscription %q", i, p.Home.LSN, p.Home.Timeline, r.Mapping.Subscription)
 		}
 		if t := p.Tally; t.Since > p.Due || t.Since == 0 && t != (relay.Tally{}) {
 			return fmt.Errorf("place %d at %v counts %d events since %v", i, p.Due, t.Events, t.Since)

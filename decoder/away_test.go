@@ -169,7 +169,8 @@ func TestAHomesWatermarkIsReadElsewhere(t *testing.T) {
 		}
 		return marks, malformed
 	}
-	if got, bad := marks(awayConfig(), "pg_16500", want.Content()); len(got) != 1 || got[0] != want || bad != 0 {
+	got, bad := marks(awayConfig(), "pg_16500", want.Content())
+	if len(got) != 1 || got[0] != want || bad != 0 {
 		t.Errorf("%+v, %d malformed", got, bad)
 	}
 	behind := want

@@ -72,8 +72,8 @@ func TestAwayStartsBeforeEveryInputThatIsMissing(t *testing.T) {
 	}
 }
 
-// TestASlotElsewhereKeepsWhatItsHomeHasNotConfirmed: however far this cluster is, it confirms its own WAL up to
-// where the first input comes that is above what the home has said.
+// TestASlotElsewhereKeepsWhatItsHomeHasNotConfirmed: however far this cluster is, it confirms its own WAL up
+// to where the first input comes that is above what the home has said.
 func TestASlotElsewhereKeepsWhatItsHomeHasNotConfirmed(t *testing.T) {
 	t.Parallel()
 	a := newAway(relay.Checkpoint{Due: 10, Read: 1000})

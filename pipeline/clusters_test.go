@@ -110,7 +110,8 @@ func (c *clusters) confirmed(lsn outbox.LSN) {
 	for _, x := range c.away.pg.wal {
 		if x.home > c.heard && x.start < lsn && x.input() {
 			c.broken = fmt.Errorf("the slot elsewhere is confirmed at %v; the home's commit at %v, which "+
-				"starts at %v there, is above %v, which the home had confirmed", lsn, x.home, x.start, c.heard)
+				"starts at %v there, is above %v, which the home had confirmed", lsn, x.home, x.start,
+				c.heard)
 		}
 	}
 }
@@ -248,7 +249,8 @@ func TestACountElsewhereIsTheHomes(t *testing.T) {
 			c.home.with(func() {
 				marks := c.home.pg.watermarks
 				if len(marks) != n || n == 0 {
-					c.broken = fmt.Errorf("a silent home has written %d watermarks, and %d before", len(marks), n)
+					c.broken = fmt.Errorf("a silent home has written %d watermarks, and %d before",
+						len(marks), n)
 				} else if c.heard != marks[n-1].LSN {
 					c.broken = fmt.Errorf("the last watermark is %v, elsewhere %v", marks[n-1].LSN, c.heard)
 				}

@@ -124,8 +124,8 @@ func (in *input) notice(ctx context.Context) error {
 	if r.Malformed != nil {
 		in.metrics.malformed.Inc()
 		in.notices.malformed.say(in.log, slog.LevelWarn,
-			"a change of ordering settings, or a watermark, is malformed, or of an unknown version, and has no "+
-				"effect",
+			"a change of ordering settings, or a watermark, is malformed, or of an unknown version, and "+
+				"has no effect",
 			"err", r.Malformed)
 	}
 	if r.Missing {

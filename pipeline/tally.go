@@ -12,9 +12,9 @@ import (
 // maxMarks is how many commits with events a tally remembers. What is further back is not known any more.
 const maxMarks = 1 << 18
 
-// homeTally counts the events of a home in the order of the WAL: at home from the newest checkpoint on, elsewhere
-// as the home's watermarks count them, from the first one on, and compares. Whether a subscription has skipped
-// a transaction is written nowhere else.
+// homeTally counts the events of a home in the order of the WAL: at home from the newest checkpoint on;
+// elsewhere as the home's watermarks count them, from the first one on, and compares. Whether a subscription
+// has skipped a transaction is written nowhere else.
 type homeTally struct {
 	cfg  checkpoint.Config
 	log  *slog.Logger

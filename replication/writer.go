@@ -13,8 +13,9 @@ import (
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
-// Writer writes ticks, changes of settings and watermarks into the WAL, over a connection of its own that it opens when
-// needed, and again after an error. Its methods may be called from any goroutine; they wait for each other.
+// Writer writes ticks, changes of settings and watermarks into the WAL, over a connection of its own that it
+// opens when needed, and again after an error. Its methods may be called from any goroutine; they wait for
+// each other.
 //
 // Where it has an address of its own it may go through a pooler, which takes no startup parameters and gives
 // the session to others. So nothing is pinned then: the SQL names the schema of all that it calls and has no

@@ -14,8 +14,8 @@ import (
 // input.
 const WatermarkPrefix = "outflow.watermark"
 
-// Tally counts the events of a home in the order of their commits. Whoever reads the same commits has the same
-// one, wherever that is.
+// Tally counts the events of a home in the order of their commits. Whoever reads the same commits has the
+// same one, wherever that is.
 type Tally struct {
 	Since  outbox.LSN `json:"since"`  // of the commits that end above it; 0: nothing was counted
 	Events uint64     `json:"events"` // how many they have

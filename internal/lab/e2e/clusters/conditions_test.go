@@ -107,8 +107,8 @@ func TestASubscriptionThatHidesRowsIsRefused(t *testing.T) {
 	}
 }
 
-// TestASkippedTransactionEndsAReader: what a subscription has passed over is found by the home's count, at each
-// start.
+// TestASkippedTransactionEndsAReader: what a subscription has passed over is found by the home's count, at
+// each start.
 func TestASkippedTransactionEndsAReader(t *testing.T) {
 	t.Parallel()
 	majors := awayMajors(t)
