@@ -45,6 +45,7 @@ MUTATIONS = {
     "ticks": "ticks are not replicated",
     "settings": "changes of settings are not replicated",
     "skip": "a subscription skips a transaction",
+    "count": "the same, and a cluster stops as soon as it has the next watermark, because its count differs",
     "slot": "a slot is confirmed by what its own process has made",
     "age": "others than the owner judge by its age whether a place is durable",
     "confirm": "a slot is confirmed by the newest place, durable or not",
@@ -100,6 +101,7 @@ class Record:
 
 
 class Cluster:
+    skipped = stopped = False                                           # "count" alone
     def __init__(s, c): s.c, s.wal, s.lsn, s.next, s.run, s.wakes, s.link, s.whole = c, [], 0, 0, None, 0, [], True     # next: what the slot still has
 
     def log(s, rnd, ours, x):
@@ -141,6 +143,8 @@ class World:
             while c.link and c.link[0][0] <= s.now and (c.whole or s.calm):
                 x = c.link.pop(0)[1]
                 if bent == "skip" and s.rnd.random() < .05: continue
+                if bent == "count" and x.watermark is None and s.rnd.random() < .005: c.skipped = True; continue
+                if c.skipped and x.watermark is not None: c.stopped = True; s.end(c)
                 if bent == "ticks" and not x.events and not x.settings and x.watermark is None: continue
                 if bent == "settings" and x.settings: continue
                 if bent == "time": x = x._replace(time=s.now)
@@ -204,7 +208,7 @@ class World:
             if w and not s.calm and rnd.random() < .01: w.pop(rnd.randrange(len(w)))
         s.wires = [w for w in s.wires if w or w.open]
         for c in rnd.sample(s.clusters, len(s.clusters)):
-            if c.wakes > s.now and not s.calm or c is home and not s.alive: continue
+            if c.wakes > s.now and not s.calm or c is home and not s.alive or c.stopped: continue
             if c is home and rnd.random() < .1: s.commit()              # its process ticks, whoever owns the stream
             for _ in range(rnd.choice([0, 1, 4])):
                 if not c.run: c.run = process(s, c)
