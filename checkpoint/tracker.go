@@ -12,6 +12,10 @@ import (
 // It keeps the record, which is one message, well below 1 MiB.
 const maxStoredAhead = 8192
 
+// maxLimited is how many checkpoints a record has at most where a home limits what is confirmed. Without
+// that, durable_after does.
+const maxLimited = 256
+
 // Tracker knows the checkpoints of a session: which windows are acknowledged, which checkpoints are worth
 // storing, and which LSN may be confirmed. It is a pure state machine: every now is what time.Now() returned
 // (intervals are taken by its monotonic reading, the record's times by its wall clock). Not safe for
@@ -28,6 +32,7 @@ type Tracker struct {
 	// checkpoints of windows that wait for their last message's acknowledgement, ascending
 	pending   []relay.Checkpoint
 	confirmed outbox.LSN // all that was handed to Confirmed
+	limit     outbox.LSN // nothing above is confirmed; 0: there is none
 
 	asked, broker time.Time // when the broker's clock was asked, by ours, and what it said; see brokerTime
 
@@ -266,18 +271,20 @@ func (t *Tracker) durableIndex() int {
 }
 
 // dropSome drops intermediate checkpoints, those that were stored shortly before the next one first, until
-// the events published ahead and the holds are few enough for one message. Confirming gets coarser then.
+// they, and the events published ahead and the holds, are few enough for one message. Confirming gets coarser
+// then.
 func (t *Tracker) dropSome() {
 	listed := 0
 	for _, p := range t.checkpoints {
 		listed += len(p.PublishedAhead) + len(p.Holds)
 	}
-	for listed > maxStoredAhead {
+	for listed > maxStoredAhead || t.limit != 0 && len(t.checkpoints) > maxLimited {
 		drop, smaller, durable := -1, t.smaller(), t.durableIndex()
 		var closest time.Duration
 		for i := 1; i < len(t.checkpoints)-2; i++ {
 			p := &t.checkpoints[i]
-			if i == smaller || i == durable || len(p.PublishedAhead)+len(p.Holds) == 0 {
+			lists := len(p.PublishedAhead)+len(p.Holds) > 0
+			if i == smaller || i == durable || !lists && listed > maxStoredAhead {
 				continue
 			}
 			if gap := p.storedAt.Sub(t.checkpoints[i-1].storedAt); drop < 0 || gap < closest {
@@ -314,7 +321,7 @@ func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
 		return t.confirmed
 	}
 	for i := len(t.checkpoints) - 1; i >= 0; i-- {
-		if p := &t.checkpoints[i]; p.state == inStore &&
+		if p := &t.checkpoints[i]; p.state == inStore && (t.limit == 0 || p.Published() <= t.limit) &&
 			(t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
 			p.durable = true
 			return max(t.confirmed, p.Start())
@@ -322,6 +329,11 @@ func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
 	}
 	return t.confirmed
 }
+
+// Limit says up to where a home, whose rows are read on another server, has confirmed its own WAL; 0: it has
+// said nothing. A checkpoint at or below stays in the record then, and nothing behind it is confirmed: so
+// there is one from which the home's own checkpoints can be gone on from, see [Record.Elsewhere].
+func (t *Tracker) Limit(home outbox.LSN) { t.limit = max(t.limit, home) }
 
 // Confirmed notes that lsn, from Confirmable, was handed to the server. Older checkpoints are then left out
 // of the next update.

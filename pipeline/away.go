@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"cmp"
-	"math"
 	"slices"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -59,37 +58,15 @@ func (a *away) heed(c relay.Confirmed) {
 	a.home.Timeline = max(a.home.Timeline, c.Timeline)
 }
 
-// start returns where replication has to start to bring all inputs above lsn, and forgets what is before it,
-// and before what the home has confirmed: later calls have no lower lsn.
+// start returns where replication has to start to bring all inputs above lsn, and forgets what is before it:
+// later calls have no lower lsn.
 func (a *away) start(lsn outbox.LSN) outbox.LSN {
-	at := a.places[a.index(lsn)].at
-	least := lsn
-	if a.home.LSN != 0 {
-		least = min(lsn, a.home.LSN)
-	}
-	a.places = slices.Delete(a.places, 0, a.index(least))
-	return at
-}
-
-// confirmable is up to where this server's WAL is of no use to whoever goes on from what the home has
-// confirmed; all of it while the home has said nothing. 0: what was read has no input so old.
-func (a *away) confirmable() outbox.LSN {
-	switch {
-	case a.home.LSN == 0:
-		return math.MaxUint64
-	case a.home.LSN < a.places[0].lsn:
-		return 0
-	}
-	return a.places[a.index(a.home.LSN)].at
-}
-
-// index is that of the newest place at or below lsn, 0 if there is none.
-func (a *away) index(lsn outbox.LSN) int {
 	n, found := slices.BinarySearchFunc(a.places, lsn, func(p place, lsn outbox.LSN) int {
 		return cmp.Compare(p.lsn, lsn)
 	})
 	if !found {
 		n--
 	}
-	return max(n, 0)
+	a.places = slices.Delete(a.places, 0, max(n, 0))
+	return a.places[0].at
 }

@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -69,44 +68,5 @@ func TestAwayStartsBeforeEveryInputThatIsMissing(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestASlotElsewhereKeepsWhatItsHomeHasNotConfirmed: however far this cluster is, it confirms its own WAL up
-// to where the first input comes that is above what the home has said.
-func TestASlotElsewhereKeepsWhatItsHomeHasNotConfirmed(t *testing.T) {
-	t.Parallel()
-	a := newAway(relay.Checkpoint{Due: 10, Read: 1000})
-	for i := range outbox.LSN(5) {
-		a.commit(&relay.Commit{Kind: relay.Events, LSN: 20 + 10*i, Read: 2000 + 1000*i})
-		a.passed(2500 + 1000*i)
-	}
-	want := func(home, at outbox.LSN) {
-		t.Helper()
-		if got := a.confirmable(); a.home.LSN != home || got != at {
-			t.Errorf("home %v, confirmable %v, want %v and %v", a.home.LSN, got, home, at)
-		}
-	}
-	want(0, math.MaxUint64)
-	a.heed(relay.Confirmed{LSN: 5, Timeline: 1})
-	want(5, 0)
-	a.heed(relay.Confirmed{LSN: 35, Timeline: 1})
-	if at := a.start(55); at != 5500 {
-		t.Errorf("starts at %v", at)
-	}
-	want(35, 3500)
-	a.heed(relay.Confirmed{LSN: 20, Timeline: 1}) // its server crashed, and has forgotten
-	want(35, 3500)
-	a.heed(relay.Confirmed{LSN: 45, Timeline: 1})
-	want(45, 4500)
-	a.heed(relay.Confirmed{LSN: 90, Timeline: 2})
-	a.passed(9000)
-	want(90, 9000)
-	if a.home.Timeline != 2 {
-		t.Errorf("timeline %d", a.home.Timeline)
-	}
-	b := newAway(relay.Checkpoint{Due: 100, Read: 7000, Home: relay.Confirmed{LSN: 95, Timeline: 2}})
-	if got := b.confirmable(); got != 0 {
-		t.Errorf("after a start above what the home has confirmed: %v", got)
 	}
 }

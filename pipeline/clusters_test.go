@@ -326,3 +326,78 @@ func TestASkippedTransactionIsFoundByItsCount(t *testing.T) {
 		})
 	}
 }
+
+// TestAnyClusterGoesOnFromTheHomesCheckpoint: when the home's process has died, at any point, another cluster
+// goes on with the home's stream from the home's record and what it has recorded itself, wherever its slot is.
+func TestAnyClusterGoesOnFromTheHomesCheckpoint(t *testing.T) {
+	t.Parallel()
+	seeds.Each(t, "pipeline.seed", "pipeline.trials", trials(20), func(seed uint64) {
+		rnd := rand.New(rand.NewPCG(seed, 9))
+		durable := pick(rnd, 0, 2*time.Second, 6*time.Second)
+		inClusters(t, seed, randomSettings(rnd), durable, func(c *clusters) error {
+			c.home.run(options{})
+			c.away.run(options{})
+			load := &workload{rnd: rnd, counters: map[string]int{}, changes: true, docs: 3,
+				sizes: []int{1, 1, 2, 5}}
+			write := func(n int) {
+				for range n {
+					c.home.with(func() { load.write(c.home.pg) })
+					time.Sleep(time.Duration(rnd.IntN(int(20 * time.Millisecond))))
+				}
+			}
+			for begun := time.Now(); time.Since(begun) < 2*durable+10*time.Second; {
+				write(5)
+				time.Sleep(time.Second)
+			}
+			for range rnd.IntN(6) {
+				write(rnd.IntN(20))
+				c.goWrong()
+				time.Sleep(time.Duration(rnd.IntN(int(4 * time.Second))))
+			}
+			write(rnd.IntN(20))
+			for _, w := range []*harness{c.home, c.away} {
+				w.procs[len(w.procs)-1].kill()
+			}
+			write(rnd.IntN(20))
+			time.Sleep(time.Minute) // what is still on its way arrives
+			if err := c.handOver(); err != nil {
+				return err
+			}
+			c.away.run(options{})
+			write(rnd.IntN(20))
+			for begun := time.Now(); time.Since(begun) < 30*time.Second; time.Sleep(time.Second) {
+				c.home.with(func() { c.home.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) })
+			}
+			if pr := c.away.procs[len(c.away.procs)-1]; pr.over() {
+				return pr.err
+			}
+			want, err := replay(c.home.pg.wal, c.home.first, 0, c.home.decoder)
+			if err != nil {
+				return err
+			}
+			if got := c.away.stream(); !slices.Equal(got, want) {
+				return fmt.Errorf("the stream has %d messages that are not the %d of the home", len(got),
+					len(want))
+			}
+			return c.away.broken
+		})
+	})
+}
+
+// handOver gives the other cluster the home's stream and record.
+func (c *clusters) handOver() error {
+	home, own := c.home.record(), c.away.record()
+	rec, err := own.Elsewhere(home)
+	if err != nil {
+		return err
+	}
+	doc, err := rec.Encode()
+	if err != nil {
+		return err
+	}
+	js := c.away.js
+	js.created, js.messages, js.removed = c.home.js.created, c.home.js.messages, c.home.js.removed
+	js.revisions = nil
+	_, err = js.land(doc, rec, 0)
+	return err
+}

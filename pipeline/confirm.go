@@ -11,16 +11,16 @@ import (
 // confirm tells PostgreSQL up to where it need not keep WAL any more, if that moved. Where a home's rows are
 // read on another server, that is nothing from which somebody might have to go on with the home's stream.
 func (s *session) confirm() {
-	lsn := s.tracker.Confirmable(s.heard)
-	s.tracker.Confirmed(lsn)
 	if s.in.away != nil {
-		lsn = min(lsn, s.in.away.confirmable())
+		s.tracker.Limit(s.in.away.home.LSN)
 	}
+	lsn := s.tracker.Confirmable(s.heard)
 	if lsn <= s.confirmed {
 		return
 	}
 	s.confirmed = lsn
 	s.conns.Source.Confirm(lsn)
+	s.tracker.Confirmed(lsn)
 }
 
 // offerWatermark writes what this home has published into the control table, if there is anything new: an

@@ -48,12 +48,22 @@ func (in *input) end() outbox.LSN {
 	return max(in.last, in.keepalive)
 }
 
-// quiet is up to where a keepalive says that no input follows what was read; 0: nothing does.
+// quiet is up to where a keepalive says that no input follows what was read; 0: nothing does. Of a home that
+// is read elsewhere it is the newest input, not what came behind it: whoever goes on from what the home has
+// confirmed may find no more than that covered.
 func (in *input) quiet() outbox.LSN {
 	if in.away != nil && in.keepalive != 0 {
-		return max(in.last, in.due)
+		return max(in.newest, in.due)
 	}
 	return in.keepalive
+}
+
+// reached is the LSN of a checkpoint of all that was read.
+func (in *input) reached() outbox.LSN {
+	if in.away != nil {
+		return max(in.newest, in.due)
+	}
+	return in.last
 }
 
 func (in *input) take(b *relay.Batch, now time.Time) {

@@ -177,7 +177,7 @@ func (s *session) mark() {
 		return
 	}
 	s.out.unmarked = false
-	if cp, ok := s.buffer.Marker(s.in.last); ok {
+	if cp, ok := s.buffer.Marker(s.in.reached()); ok {
 		s.checkpoint(cp)
 	}
 }
