@@ -108,8 +108,8 @@ func (b *busy) probe(ctx context.Context, table string, into *samples) error {
 		case <-ticks.C:
 		}
 		began, with := time.Now(), b.with.Load()
-		if _, err := conn.Exec(context.WithoutCancel(ctx), "BEGIN; LOCK TABLE "+table+" IN ROW EXCLUSIVE MODE; "+
-			"COMMIT"); err != nil {
+		if _, err := conn.Exec(context.WithoutCancel(ctx), "BEGIN; LOCK TABLE "+table+
+			" IN ROW EXCLUSIVE MODE; COMMIT"); err != nil {
 			return err
 		}
 		took := time.Since(began)
@@ -132,9 +132,11 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	folder := t.TempDir()
 	b := &busy{t: t, ops: harness.RecordedOps(t, 100_000), Installation: harness.NewInstallation(t,
 		pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=2GB"), natstest.Process(t).URL(), "figures",
-		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY="+span.String(), "RETAIN_TABLE_EVERY="+span.String(),
+		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY="+span.String(),
+		"RETAIN_TABLE_EVERY="+span.String(),
 		fmt.Sprintf("RETAIN_TABLE_AHEAD=%d", partitions+8), "RETAIN_TABLE_SLACK="+(span/2).String(),
-		"RETAIN_TABLE_AGE="+(keptPartitions*span).String(), "RETAIN_STREAM_AGE="+(keptPartitions*span).String(),
+		"RETAIN_TABLE_AGE="+(keptPartitions*span).String(),
+		"RETAIN_STREAM_AGE="+(keptPartitions*span).String(),
 		"ARCHIVE_URL=file://"+folder, "ARCHIVE_SEGMENT_AGE="+(span/2).String(),
 		"MAINTAIN_EVERY="+max(span/6, time.Second).String())}
 	b.Init()
@@ -166,15 +168,16 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 			harness.Must(t, m.child.Wait())
 			m = nil
 		}
-		table := harness.Value[int64](t, b.Conn, "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class "+
-			"WHERE relname LIKE 'outbox%' AND relkind = 'r'")
+		table := harness.Value[int64](t, b.Conn, "SELECT sum(pg_total_relation_size(oid))::bigint "+
+			"FROM pg_class WHERE relname LIKE 'outbox%' AND relkind = 'r'")
 		wal := harness.Value[int64](t, b.Conn, "SELECT sum(size)::bigint FROM pg_ls_waldir()")
-		n := harness.Value[int](t, b.Conn, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass")
+		n := harness.Value[int](t, b.Conn, "SELECT count(*) FROM pg_inherits WHERE inhparent = "+
+			"'outbox'::regclass")
 		s, err := b.JS.Stream(t.Context(), b.Stream)
 		harness.Must(t, err)
 		state := s.CachedInfo().State
-		fmt.Fprintf(csv, "%.0f,%d,%d,%d,%d,%d,%d,%d\n", time.Since(began).Seconds(), b.next.Load(), table, wal,
-			state.Bytes, state.Msgs, size(t, folder), n)
+		fmt.Fprintf(csv, "%.0f,%d,%d,%d,%d,%d,%d,%d\n", time.Since(began).Seconds(), b.next.Load(), table,
+			wal, state.Bytes, state.Msgs, size(t, folder), n)
 		if time.Since(last) > span {
 			last = time.Now()
 			t.Logf("%v: %d rows, table %d MiB in %d partitions, WAL %d MiB, stream %d MiB, archive %d MiB",
