@@ -127,12 +127,8 @@ func Open(ctx context.Context, target postgres.Target, table, slot string) (_ *L
 		return nil, err
 	}
 	l.table, l.rows = beside(l.root, Table), beside(l.root, RowsTable)
-	err = conn.QueryRow(ctx, "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = $1", l.root.OID).
-		Scan(&l.owner)
-	if err != nil {
-		return nil, fmt.Errorf("read the owner of %s: %w", l.root.Quoted(), err)
-	}
-	return l, nil
+	l.owner, err = ownerOf(ctx, conn, l.root.Schema, l.root.Name)
+	return l, err
 }
 
 // Close closes the connection, and lets the next run begin.
@@ -177,23 +173,24 @@ func (l *Ledger) make(ctx context.Context) error {
 	return nil
 }
 
-// exists looks for the tables, and refuses one that belongs to somebody else.
-func (l *Ledger) exists(ctx context.Context) (bool, error) {
+// exists looks for the tables of an outbox, and refuses one that belongs to somebody else than that.
+func exists(ctx context.Context, q catalog.Querier, root catalog.Table) (bool, error) {
+	ours, err := ownerOf(ctx, q, root.Schema, root.Name)
 	n := 0
 	for _, name := range []string{Table, RowsTable} {
-		owner, err := ownerOf(ctx, l.conn, l.root.Schema, name)
-		switch {
-		case err != nil:
+		if err != nil {
 			return false, err
-		case owner == l.owner:
+		}
+		var owner string
+		if owner, err = ownerOf(ctx, q, root.Schema, name); owner == ours {
 			n++
-		case owner != "":
-			return false, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, "+
-				"or give it to "+l.owner+" with ALTER TABLE ... OWNER TO",
-				"table %s belongs to role %q, the outbox to %q", beside(l.root, name), owner, l.owner)
+		} else if owner != "" {
+			err = postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or give "+
+				"it to "+ours+" with ALTER TABLE ... OWNER TO",
+				"table %s belongs to role %q, the outbox to %q", beside(root, name), owner, ours)
 		}
 	}
-	return n == 2, nil
+	return n == 2, err
 }
 
 // ownerOf is who owns a table; "": there is none.
@@ -211,7 +208,7 @@ func ownerOf(ctx context.Context, q catalog.Querier, schema, name string) (owner
 
 // Find reads a request; nil if there is none. One of another document is refused.
 func (l *Ledger) Find(ctx context.Context, request, doc string) (*Record, error) {
-	there, err := l.exists(ctx)
+	there, err := exists(ctx, l.conn, l.root)
 	if err != nil || !there {
 		return nil, err
 	}
@@ -283,7 +280,7 @@ func sum(key []byte, doc string) []byte {
 // Begin notes a request, or finds it.
 func (l *Ledger) Begin(ctx context.Context, request, doc, system, stream string, created time.Time) (*Record,
 	error) {
-	there, err := l.exists(ctx)
+	there, err := exists(ctx, l.conn, l.root)
 	if err == nil && !there {
 		err = l.make(ctx)
 	}

@@ -16,8 +16,8 @@ import (
 
 // Read reads all requests of an outbox, of every slot; none where nobody ever asked for an erasure.
 func Read(ctx context.Context, q catalog.Querier, root catalog.Table) ([]*Record, error) {
-	owner, err := ownerOf(ctx, q, root.Schema, Table)
-	if err != nil || owner == "" {
+	there, err := exists(ctx, q, root)
+	if err != nil || !there {
 		return nil, err
 	}
 	all, err := read(ctx, q, beside(root, Table), "root = $1", root.Quoted())

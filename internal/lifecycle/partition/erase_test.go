@@ -71,7 +71,10 @@ func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 	w.apply()
 	w.want(0, Sealed)
 	m := w.manager()
-	d := Document{Column: "doc_id", Name: "e", ID: "id"}
+	w.Exec("CREATE TABLE noted (sum uuid, slot text, request text)")
+	d := Document{Column: "doc_id", Name: "e", ID: "id", Noted: "public.noted", Slot: "s", Request: "r"}
+	want := w.Text("SELECT left(encode(sha256(convert_to(id::text, 'UTF8')), 'hex'), 32)::uuid || ' s r' " +
+		"FROM " + old(0) + " WHERE doc_id = 'e'")
 	if n, err := m.CountDocument(outboxdb.Within(t), d); err != nil || n != 1 {
 		t.Fatalf("%d rows, %v", n, err)
 	}
@@ -79,6 +82,9 @@ func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 	cut, err := m.EraseDocument(outboxdb.Within(t), d, lastSeq)
 	if err != nil || cut.Rows != 1 {
 		t.Fatalf("%+v, %v", cut, err)
+	}
+	if got := w.Text("SELECT concat_ws(' ', sum, slot, request) FROM noted"); got != want {
+		t.Errorf("noted is %q, want %q", got, want)
 	}
 	w.want(0, Sealed)
 	w.confirm(w.Slot)
