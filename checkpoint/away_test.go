@@ -223,3 +223,89 @@ func TestAReaderThatStoppedAtACountStopsAgain(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestACheckpointThatItsHomeHasConfirmedStays: nothing beyond it is confirmed, however durable it is, and it stays
+// in the record among a bounded number.
+func TestACheckpointThatItsHomeHasConfirmedStays(t *testing.T) {
+	t.Parallel()
+	p := at(0xA1000, 5, time.Hour)
+	p.Read = 0x1000
+	k := track(t, func(s *Start) {
+		s.Checkpoint, s.Checkpoints, s.Confirmed = p.Checkpoint, []StoredCheckpoint{p}, 0x1000
+	})
+	k.Limit(0xA1005)
+	_, r := awayReadings()
+	for i := range outbox.LSN(2 * maxLimited) {
+		k.Keepalive(relay.Checkpoint{Due: 0xA1001 + i, Read: 0x1001 + i, Settings: settings, Timeline: 1})
+		r.Record.Checkpoints = k.BeginSave(k.now).Checkpoints
+		k.Saved(k.now)
+		k.now = k.now.Add(time.Hour)
+		k.Confirmed(k.Confirmable(k.now))
+	}
+	doc, err := r.Record.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := r.Record.Checkpoints
+	if n := len(all); n > maxLimited || len(doc) > 1<<18 || all[0].Due > 0xA1005 {
+		t.Errorf("%d checkpoints, from %v, of %d bytes", n, all[0].Due, len(doc))
+	}
+	if lsn := k.Confirmable(k.now); lsn != 0x1005 {
+		t.Errorf("confirmed %v", lsn)
+	}
+	k.Limit(0xA1001) // it is never taken back
+	k.Limit(0xAFFFF)
+	if lsn := k.Confirmable(k.now); lsn != 0x1000+2*maxLimited {
+		t.Errorf("confirmed %v when the home has confirmed all", lsn)
+	}
+}
+
+// TestAHomesRecordIsReadElsewhere: each of its checkpoints begins where the newest own one at or below it does.
+func TestAHomesRecordIsReadElsewhere(t *testing.T) {
+	t.Parallel()
+	both := func() (home, own *Record) {
+		_, r := awayReadings() // at A1000, A2000 and A3000, of which 300, 200 and 10 seconds ago
+		own = r.Record
+		home = record(at(0xA0800, 1, time.Hour), at(0xA1000, 5, time.Minute), at(0xA2FFF, 9, time.Hour))
+		home.Mapping = own.Mapping
+		home.Mapping.OwnOnly, home.Mapping.Subscription = true, ""
+		home.Slot, home.SystemID, home.Stream = "theirs", "1", "HOME"
+		home.Holes = []Range{{7, 8}}
+		home.Checkpoints[1].Tally = relay.Tally{Since: 1, Events: 2}
+		return home, own
+	}
+	home, own := both()
+	rec, err := own.Elsewhere(home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(rec.Checkpoints); n != 2 || rec.Stream != "HOME" || rec.Slot != own.Slot ||
+		rec.SystemID != own.SystemID || len(rec.Holes) != 1 || !rec.Mapping.Away() {
+		t.Fatalf("%+v", rec)
+	}
+	first, second := rec.Checkpoints[0], rec.Checkpoints[1]
+	if first.Due != 0xA1000 || first.Read != 0x1000 || first.Tally.Events != 2 || first.Seq != 5 ||
+		!first.Since.Equal(home.Checkpoints[1].Since) {
+		t.Errorf("%+v", first)
+	}
+	if second.Due != 0xA2FFF || second.Read != 0x2000 || !second.Since.Equal(own.Checkpoints[1].Since) {
+		t.Errorf("%+v", second)
+	}
+	if _, err := rec.Encode(); err != nil {
+		t.Error(err)
+	}
+	for what, change := range map[string]func(home, own *Record){
+		"nothing so old":  func(home, _ *Record) { home.Checkpoints = home.Checkpoints[:1] },
+		"another column":  func(home, _ *Record) { home.Mapping.Payload = "body" },
+		"of no home":      func(home, own *Record) { *own = *home },
+		"it has stopped":  func(_, own *Record) { own.Stopped = CodeHome },
+		"it is repaired":  func(home, _ *Record) { home.Repairing = "slot_missing" },
+		"two of one home": func(home, own *Record) { *home = *own },
+	} {
+		home, own := both()
+		change(home, own)
+		if rec, err := own.Elsewhere(home); err == nil {
+			t.Errorf("%s: %+v", what, rec)
+		}
+	}
+}
