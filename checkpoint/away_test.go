@@ -224,8 +224,8 @@ func TestAReaderThatStoppedAtACountStopsAgain(t *testing.T) {
 	}
 }
 
-// TestACheckpointThatItsHomeHasConfirmedStays: nothing beyond it is confirmed, however durable it is, and it stays
-// in the record among a bounded number.
+// TestACheckpointThatItsHomeHasConfirmedStays: nothing beyond it is confirmed, however durable it is, and it
+// stays in the record among a bounded number.
 func TestACheckpointThatItsHomeHasConfirmedStays(t *testing.T) {
 	t.Parallel()
 	p := at(0xA1000, 5, time.Hour)
@@ -236,7 +236,8 @@ func TestACheckpointThatItsHomeHasConfirmedStays(t *testing.T) {
 	k.Limit(0xA1005)
 	_, r := awayReadings()
 	for i := range outbox.LSN(2 * maxLimited) {
-		k.Keepalive(relay.Checkpoint{Due: 0xA1001 + i, Read: 0x1001 + i, Settings: settings, Timeline: 1})
+		k.Keepalive(relay.Checkpoint{Due: 0xA1001 + i, Read: 0x1001 + i, Settings: settings,
+			Timeline: 1})
 		r.Record.Checkpoints = k.BeginSave(k.now).Checkpoints
 		k.Saved(k.now)
 		k.now = k.now.Add(time.Hour)
@@ -260,7 +261,8 @@ func TestACheckpointThatItsHomeHasConfirmedStays(t *testing.T) {
 	}
 }
 
-// TestAHomesRecordIsReadElsewhere: each of its checkpoints begins where the newest own one at or below it does.
+// TestAHomesRecordIsReadElsewhere: each of its checkpoints begins where the newest own one at or below it
+// does.
 func TestAHomesRecordIsReadElsewhere(t *testing.T) {
 	t.Parallel()
 	both := func() (home, own *Record) {

@@ -328,7 +328,8 @@ func TestASkippedTransactionIsFoundByItsCount(t *testing.T) {
 }
 
 // TestAnyClusterGoesOnFromTheHomesCheckpoint: when the home's process has died, at any point, another cluster
-// goes on with the home's stream from the home's record and what it has recorded itself, wherever its slot is.
+// goes on with the home's stream from the home's record and what it has recorded itself, wherever its slot
+// is.
 func TestAnyClusterGoesOnFromTheHomesCheckpoint(t *testing.T) {
 	t.Parallel()
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", trials(20), func(seed uint64) {
