@@ -68,9 +68,9 @@
 // the server that is read, and what is compared with the slot, with the end of WAL or with timelines is that.
 // Several checkpoints may have one due, and differ in Read. Such a checkpoint is also a pair of positions:
 // replication from Read on brings all inputs above what it covers. One at or below what the home has
-// confirmed ([Tracker.Limit]) stays in the record, and the slot is not confirmed beyond it. The home is always
-// left with a checkpoint at or above what it has confirmed, for which there is such a pair, so whoever has
-// both records can go on with the home's stream ([Record.Elsewhere]).
+// confirmed ([Tracker.Limit]) stays in the record, and the slot is not confirmed beyond it. The home always
+// has a checkpoint at or above what it has confirmed, and for that there is such a pair: so whoever has both
+// records can go on with the home's stream ([Record.Elsewhere]).
 //
 // The record is written with compare-and-set. A writer that was overtaken is refused, and one that got no
 // answer can't know ([ErrUnknown]): both drop the session.
