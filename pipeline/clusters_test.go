@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -142,22 +143,26 @@ func (c *clusters) finish() error {
 				len(c.away.stream()))
 		}
 	}
-	if err := c.home.compare(); err != nil {
-		return err
-	}
-	want, err := replay(c.home.pg.wal, c.home.first, 0, c.home.decoder)
+	var wal []*transaction
+	c.home.with(func() { wal = slices.Clone(c.home.pg.wal) })
+	want, err := replay(wal, c.home.first, 0, c.home.decoder)
 	if err != nil {
 		return err
 	}
-	got := c.away.stream()
-	if !slices.Equal(got, want) {
-		return fmt.Errorf("elsewhere there are %d messages that are not the %d of the home", len(got),
-			len(want))
+	for _, w := range []*harness{c.home, c.away} {
+		if got := w.stream(); !slices.Equal(got, want) {
+			return fmt.Errorf("home %t: %d messages that are not the %d of its WAL", w == c.home, len(got),
+				len(want))
+		}
 	}
-	if c.away.broken != nil {
-		return c.away.broken
-	}
-	return c.broken
+	return c.faults()
+}
+
+// faults are what was found wrong meanwhile.
+func (c *clusters) faults() (err error) {
+	c.home.with(func() { err = c.home.broken })
+	c.away.with(func() { err = errors.Join(err, c.away.broken, c.broken) })
+	return err
 }
 
 func (c *clusters) stop() {
@@ -243,21 +248,22 @@ func TestACountElsewhereIsTheHomes(t *testing.T) {
 				return err
 			}
 			time.Sleep(durable + 30*time.Second)
-			n := 0
-			c.home.with(func() { n = len(c.home.pg.watermarks) })
+			written := func() (all []relay.Watermark) {
+				c.home.with(func() { all = slices.Clone(c.home.pg.watermarks) })
+				return all
+			}
+			before := written()
 			time.Sleep(time.Minute)
-			c.home.with(func() {
-				marks := c.home.pg.watermarks
-				if len(marks) != n || n == 0 {
-					c.broken = fmt.Errorf("a silent home has written %d watermarks, and %d before",
-						len(marks), n)
-				} else if c.heard != marks[n-1].LSN {
-					c.broken = fmt.Errorf("the last watermark is %v, elsewhere %v", marks[n-1].LSN, c.heard)
-				}
-			})
+			marks := written()
+			if n := len(marks); n != len(before) || n == 0 {
+				return fmt.Errorf("a silent home has written %d watermarks, and %d before", n, len(before))
+			}
 			c.away.with(func() {
 				all := c.away.record().Checkpoints
-				newest := all[len(all)-1]
+				newest, last := all[len(all)-1], marks[len(marks)-1].LSN
+				if c.heard != last {
+					c.broken = fmt.Errorf("the last watermark is %v, elsewhere %v", last, c.heard)
+				}
 				if newest.Home.LSN != c.heard || newest.Tally.Events == 0 {
 					c.broken = fmt.Errorf("elsewhere %+v was recorded, and %v had come", newest, c.heard)
 				}
@@ -266,7 +272,7 @@ func TestACountElsewhereIsTheHomes(t *testing.T) {
 						c.away.pg.confirmed, c.away.pg.end)
 				}
 			})
-			return c.broken
+			return c.faults()
 		})
 	})
 }
@@ -314,8 +320,11 @@ func TestASkippedTransactionIsFoundByItsCount(t *testing.T) {
 					for range 2 {
 						commit()
 						pr := c.away.procs[len(c.away.procs)-1]
+						if !pr.over() {
+							return fmt.Errorf("restart %t: it goes on", restart)
+						}
 						f := outbox.FaultOf(pr.err)
-						if !pr.over() || f == nil || f.Code != checkpoint.CodeHome || f.Class != outbox.Gap {
+						if f == nil || f.Code != checkpoint.CodeHome || f.Class != outbox.Gap {
 							return fmt.Errorf("restart %t: %v", restart, pr.err)
 						}
 						c.away.run(options{})
@@ -380,7 +389,7 @@ func TestAnyClusterGoesOnFromTheHomesCheckpoint(t *testing.T) {
 				return fmt.Errorf("the stream has %d messages that are not the %d of the home", len(got),
 					len(want))
 			}
-			return c.away.broken
+			return c.faults()
 		})
 	})
 }
