@@ -302,6 +302,7 @@ func untilItWaits(t *testing.T, o *harness.Outflow, args []string) string {
 	t.Helper()
 	var log harness.Log
 	cmd := exec.Command(harness.Program(o.Env), args...)
+	cmd.Dir = t.TempDir() // where one that is killed may leave its file
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.Env, &log, &log
 	child, err := process.Start(cmd, syscall.SIGKILL)
 	harness.Must(t, err)
