@@ -127,7 +127,7 @@ func TestARecordThatCannotBeIsRefused(t *testing.T) {
 		"creating, placed": {strings.Replace(good, `"places"`, `"creating":true,"places"`, 1),
 			"record_corrupt"},
 		"due not rising": {strings.Replace(good, `"0/2000"`, `"0/1000"`, 1), "record_corrupt"},
-		"seqs falling":    {strings.Replace(good, `"seq":9`, `"seq":4`, 1), "record_corrupt"},
+		"seqs falling":   {strings.Replace(good, `"seq":9`, `"seq":4`, 1), "record_corrupt"},
 		"no time": {strings.Replace(good, `"since":"2026-03-01T12:00:00Z"`,
 			`"since":"0001-01-01T00:00:00Z"`, 1), "record_corrupt"},
 		"bad settings": {strings.Replace(good, `"max_events":65536`, `"max_events":0`, 1), "record_corrupt"},
