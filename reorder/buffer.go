@@ -277,15 +277,18 @@ func (b *Buffer) inForce() relay.Settings {
 // Held returns how many committed events are held, and their bytes by [relay.Event.Size].
 func (b *Buffer) Held() (events int, bytes int64) { return b.held.events, b.held.bytes }
 
-// OldestLSN returns the LSN of the oldest held event's commit; false if nothing is held.
+// OldestLSN returns the LSN of the oldest held event's commit; false if nothing is held. Where a close was
+// stopped that changes the mode, events are still held by the rule of before.
 func (b *Buffer) OldestLSN() (outbox.LSN, bool) {
-	if b.held.events == 0 {
-		return 0, false
+	if b.gap != nil {
+		if oldest := b.gap.all.top(); oldest != nil {
+			return oldest.Pos.LSN, true
+		}
 	}
-	if b.gapMode() {
-		return b.gap.all.top().Pos.LSN, true
+	if b.commits.len() > 0 {
+		return b.commits.at(0).lsn, true
 	}
-	return b.commits.at(0).lsn, true
+	return 0, false
 }
 
 // Settings returns the settings that are in force, as they were read: what Unkeyed does to them is not in

@@ -276,6 +276,46 @@ func TestDiskErrorsStopGapMode(t *testing.T) {
 	}
 }
 
+// TestAChangeOfModeThatIsStoppedStillHoldsTheRest: whoever stops it may still ask what is held, for its
+// gauges.
+func TestAChangeOfModeThatIsStoppedStillHoldsTheRest(t *testing.T) {
+	t.Parallel()
+	stopped, asked, at := errors.New("stopped"), 0, 0
+	for ; at < 10; at++ {
+		counting := false
+		b := New(Config{Settings: gapSettings(relay.OfSequence), Stop: func() error {
+			if asked++; counting && asked > at {
+				return stopped
+			}
+			return nil
+		}})
+		in := input{commit: relay.Commit{LSN: 9, Kind: relay.Events, Events: 3}}
+		for i := range in.commit.Events { // counter 1 is missing in each of the sequences
+			in.events = append(in.events, relay.Event{Pos: outbox.Position{Index: uint32(i)},
+				Doc: fmt.Sprint("note-", i), Counter: outbox.Counter{First: 2, Span: 1}})
+		}
+		_, err := feed(b, in)
+		must.Succeed(t, err)
+		asked, counting = 0, true
+		_, err = feed(b, input{commit: relay.Commit{LSN: 17, Kind: relay.SettingsChange,
+			Settings: relay.Settings{Sort: outbox.ByCommit, MaxEvents: 10, MaxBytes: 1 << 20}}})
+		held, _ := b.Held()
+		if oldest, ok := b.OldestLSN(); ok != (held > 0) || ok && oldest != 9 {
+			t.Errorf("stopped at the %dth question: %d are held, the oldest from %v, %t", at+1, held, oldest, ok)
+		}
+		b.Discard()
+		if err == nil {
+			break
+		}
+		if err != stopped {
+			t.Fatal(err)
+		}
+	}
+	if at < 2 || at == 10 {
+		t.Errorf("it was stopped %d times", at)
+	}
+}
+
 // TestHeldEventThatDoesNotComeAgainStops goes on from a checkpoint that holds three events, on a WAL that has
 // not all of them any more as they were: nothing is released, no checkpoint is made. It shows at the next
 // input, and at a keepalive where none comes.
