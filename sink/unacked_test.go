@@ -24,7 +24,7 @@ func TestAMessageIsHeldUntilALaterOneIsAcknowledged(t *testing.T) {
 		}
 	}
 	acked, sent := uint64(start), uint64(start)
-	rounds := 400
+	rounds := 100
 	if tier.Long() {
 		rounds = 4000
 	}

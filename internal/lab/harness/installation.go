@@ -29,6 +29,17 @@ func Sized(long, small int) int {
 	return small
 }
 
+// Part returns the cases that a run takes: all in long runs, else each n-th from the first one on.
+func Part[T any](n int, cases []T) (part []T) {
+	if tier.Long() {
+		return cases
+	}
+	for i := 0; i < len(cases); i += n {
+		part = append(part, cases[i])
+	}
+	return part
+}
+
 const MiB = 1 << 20
 
 // Installation is an installation with its database and the JetStream that it publishes to.

@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // TestARestoreEndsWhenTheLeaderIsLost: acknowledgements and answers that never come do not make it wait
@@ -22,7 +23,10 @@ import (
 func TestARestoreEndsWhenTheLeaderIsLost(t *testing.T) {
 	t.Parallel()
 	t.Run("while it publishes", func(t *testing.T) { loseLeader(t, "restore.message", 500) })
-	t.Run("at its end", func(t *testing.T) { loseLeader(t, "restore.published", 1) })
+	t.Run("at its end", func(t *testing.T) {
+		tier.OnlyLong(t, "a cluster of three takes half a minute")
+		loseLeader(t, "restore.published", 1)
+	})
 }
 
 // loseLeader loses it when a run comes to a point for the n-th time.

@@ -166,12 +166,12 @@ func counters(t *testing.T, f *harness.Installation, doc string) (all []int64) {
 func TestARepairInGapModeKeepsWhatIsHeldBackAndRemembered(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns := natstest.Server(t)
-	broken := make([]*harness.Installation, len(gapModeCases))
-	for i := range gapModeCases {
+	ns, cases := natstest.Server(t), harness.Part(2, gapModeCases)
+	broken := make([]*harness.Installation, len(cases))
+	for i := range cases {
 		broken[i] = holding(t, ns.URL(), "gapmode")
 	}
-	for i, g := range gapModeCases {
+	for i, g := range cases {
 		f := broken[i]
 		awaitHolds(t, f)
 		f.MustStop(t)
@@ -182,8 +182,8 @@ func TestARepairInGapModeKeepsWhatIsHeldBackAndRemembered(t *testing.T) {
 		}
 		f.Start()
 	}
-	repairs := make([]*harness.RunningRepair, len(gapModeCases))
-	for i, g := range gapModeCases {
+	repairs := make([]*harness.RunningRepair, len(cases))
+	for i, g := range cases {
 		f := broken[i]
 		f.MustEndInGap(g.code)
 		f.AwaitHealth(g.code)
@@ -192,7 +192,7 @@ func TestARepairInGapModeKeepsWhatIsHeldBackAndRemembered(t *testing.T) {
 		}
 		repairs[i] = f.StartRepair(append([]string{"--accept", g.code}, g.accept...)...)
 	}
-	for i, g := range gapModeCases {
+	for i, g := range cases {
 		t.Run(g.name, func(t *testing.T) {
 			f := broken[i]
 			f.T = t

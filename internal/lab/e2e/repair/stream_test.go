@@ -44,7 +44,7 @@ func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	harness.RunAtOnce(t, []tampered{
+	harness.RunAtOnce(t, harness.Part(2, []tampered{
 		{"another last message", "divergence", false, false, func(all []*oracle.Message) []*oracle.Message {
 			last := all[len(all)-1]
 			last.Outflow.Thru++
@@ -65,7 +65,7 @@ func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 			func(all []*oracle.Message) []*oracle.Message {
 				return append(all[:30:30], &oracle.Message{Subject: "outbox.stranger", Data: []byte("{}")})
 			}, "keep", 0, 31, false}, // what was cut off is in the WAL
-	}, func(c tampered) string { return c.name }, func(t *testing.T, _ int, c tampered) {
+	}), func(c tampered) string { return c.name }, func(t *testing.T, _ int, c tampered) {
 		var f *harness.Installation
 		if c.confirmed {
 			f = stopWhenPublished(publishing(t, ns.URL(), "odd"), t)
