@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // lab runs outflow-lab in a temporary directory of its own.
@@ -104,7 +105,7 @@ func testTorture(t *testing.T, flags ...string) {
 // leaves or is away, each at least once. The schedule ends after a number of faults, not after a time: on a
 // slow machine none of them is left out.
 func TestOutflowSurvivesWhatStandsStillAndComesBack(t *testing.T) {
-	harness.SkipIfShort(t)
+	tier.OnlyLong(t, "the packages of outages and crashes stop and freeze each of them as well")
 	t.Parallel()
 	kinds := []string{"outflow.pause", "outflow.leave", "outflow.away", "postgres.pause", "nats.pause"}
 	out, log, code := lab(t, roomForServers(t), nil, "torture", "--kills", "9", "--victims", "1", "--seed",
