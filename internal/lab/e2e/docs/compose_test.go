@@ -18,6 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // composeService is what matters here of a service of docker-compose.yml.
@@ -125,6 +126,7 @@ func TestTheComposeFileWorks(t *testing.T) {
 // TestArchivesHoldTheLicencesOfAllModules: what is passed on has the licences of everything that is linked
 // in; a module without one ends it.
 func TestArchivesHoldTheLicencesOfAllModules(t *testing.T) {
+	tier.OnlyLong(t, "it builds the release, from nothing")
 	t.Parallel()
 	script := func(name string, args ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), harness.Path("scripts", name), args...)
