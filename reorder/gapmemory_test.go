@@ -301,7 +301,8 @@ func TestAChangeOfModeThatIsStoppedStillHoldsTheRest(t *testing.T) {
 			Settings: relay.Settings{Sort: outbox.ByCommit, MaxEvents: 10, MaxBytes: 1 << 20}}})
 		held, _ := b.Held()
 		if oldest, ok := b.OldestLSN(); ok != (held > 0) || ok && oldest != 9 {
-			t.Errorf("stopped at the %dth question: %d are held, the oldest from %v, %t", at+1, held, oldest, ok)
+			t.Errorf("stopped at the %dth question: %d are held, the oldest from %v, %t", at+1, held, oldest,
+				ok)
 		}
 		b.Discard()
 		if err == nil {
