@@ -119,11 +119,11 @@ func (b *busy) probe(ctx context.Context, table string, into *samples) error {
 	}
 }
 
-// TestTheFiguresOfMaintainAreMeasured logs the figures of docs/retention.md: what writers notice of outflow
-// maintain at 12,000 events a second, for how long it locks the table at most, and how large table, stream
-// and archive are; as a CSV file as well, if OUTFLOW_TEST_CSV names one. OUTFLOW_TEST_SECONDS (3600) is for
-// how long. maintain is at work in every other partition's time. What it checks is only that the archive is
-// whole.
+// TestTheFiguresOfMaintainAreMeasured logs what writers notice of outflow maintain at 12,000 events a second,
+// for how long it locks the table at most, and how large table, stream and archive are; as a CSV file as
+// well, if OUTFLOW_TEST_CSV names one. OUTFLOW_TEST_SECONDS (3600) is for how long. maintain is at work in
+// every other partition's time, which must be long enough for a segment: one that is not complete when
+// maintain is stopped is given up. What it checks is only that the archive is whole.
 func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes an hour of an idle machine")
 	lasts := time.Duration(harness.EnvInt(t, "OUTFLOW_TEST_SECONDS", 3600)) * time.Second
