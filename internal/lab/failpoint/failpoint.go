@@ -78,6 +78,8 @@ package failpoint
 
 import (
 	"fmt"
+	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -237,8 +239,15 @@ func (s *Set) around(point string, do func() error) error {
 	return err
 }
 
-// sleep stops the process as kill -STOP does.
-func sleep() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) }
+// sleep stops the process as kill -STOP does, and returns when it goes on. Until the signal has reached the
+// other threads this one would go on to the next step, such as one that holds a lock.
+func sleep() {
+	woken := make(chan os.Signal, 1)
+	signal.Notify(woken, syscall.SIGCONT)
+	defer signal.Stop(woken)
+	_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+	<-woken
+}
 
 // die ends the process as kill -9 does.
 func die() {
