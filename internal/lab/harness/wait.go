@@ -66,13 +66,22 @@ func Eventually(t testing.TB, what string, check func() error, running ...*proce
 	})
 }
 
-// AtOnce does something n times at the same time, more of them than tests may run in parallel, and returns
-// when all have ended. A fatal failure ends the one that it happens in first.
+// most is how many cases run at the same time. Each has servers and programs of its own, and more of them
+// than a slow machine can bear would wait for one another until they give up.
+const most = 4
+
+// AtOnce does something n times, a few at the same time, more of them than tests may run in parallel, and
+// returns when all have ended. A fatal failure ends the one that it happens in first.
 func AtOnce(t *testing.T, n int, do func(i int)) {
 	t.Helper()
 	var all sync.WaitGroup
+	running := make(chan struct{}, most)
 	for i := range n {
-		all.Go(func() { do(i) })
+		all.Go(func() {
+			running <- struct{}{}
+			defer func() { <-running }()
+			do(i)
+		})
 	}
 	all.Wait()
 	if t.Failed() {
@@ -110,14 +119,12 @@ func (o *Outflow) AwaitState(want string) {
 	})
 }
 
-// RunAtOnce runs a subtest for each case, all at the same time: they wait more than they work.
+// RunAtOnce runs a subtest for each case, a few at the same time: they wait more than they work.
 func RunAtOnce[C any](t *testing.T, cases []C, name func(C) string, test func(t *testing.T, i int, c C)) {
 	t.Helper()
-	var wg sync.WaitGroup
-	for i, c := range cases {
-		wg.Go(func() { t.Run(name(c), func(t *testing.T) { test(t, i, c) }) })
-	}
-	wg.Wait()
+	AtOnce(t, len(cases), func(i int) {
+		t.Run(name(cases[i]), func(t *testing.T) { test(t, i, cases[i]) })
+	})
 }
 
 // AwaitHealth waits until outflow status says a health.
