@@ -136,12 +136,11 @@ var tails = []tail{
 
 // TestALostTailComesAgainInTheSameOrder is claim C8: the machine of NATS and outflow crashes, and what NATS
 // had not synced is gone: of the stream, of the checkpoint record, or of both. It comes again from the WAL,
-// in the same order. All cases run at the same time: a loss counts only when a recheck, 5 s later,
-// agrees.
+// in the same order. Cases run at the same time: a loss counts only when a recheck, 5 s later, agrees.
 func TestALostTailComesAgainInTheSameOrder(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	pg, twinNATS := pgtest.Server(t), natstest.Server(t).URL()
+	pg, twinNATS, tails := pgtest.Server(t), natstest.Server(t).URL(), harness.Part(2, tails)
 	ops := harness.EnvInt(t, "OUTFLOW_TEST_OPS", 600)
 	all, loads := make([]*harness.Twins, len(tails)), make([]*harness.Load, len(tails))
 	harness.AtOnce(t, len(tails), func(i int) {

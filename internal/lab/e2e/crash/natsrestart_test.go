@@ -16,12 +16,12 @@ func TestATailLostWhileNATSRestartsEndsTheSession(t *testing.T) {
 	t.Parallel()
 	pg, twinNATS := pgtest.Server(t), natstest.Server(t).URL()
 	const ops = 600
-	cases := []tail{
+	cases := harness.Part(2, []tail{
 		{name: "stream back", stream: part(back, 0.4)},
 		{name: "stream hole", stream: part(hole, 0.4)},
 		{name: "bucket back", bucket: harness.LoseNewest(back, 2)},
 		{name: "both back", stream: part(back, 0.5), bucket: harness.LoseNewest(back, 2)},
-	}
+	})
 	all, loads := make([]*harness.Twins, len(cases)), make([]*harness.Load, len(cases))
 	harness.AtOnce(t, len(cases), func(i int) {
 		c := &cases[i]

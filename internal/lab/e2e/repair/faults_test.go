@@ -119,7 +119,7 @@ func editSubjects(t *testing.T, f *harness.Installation, more ...string) {
 func TestABrokenSetupStopsOutflowUntilItIsMended(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns := natstest.Server(t)
+	ns, faults := natstest.Server(t), harness.Part(2, faults)
 	pg := pgtest.Server(t)
 	broken := make([]*harness.Installation, len(faults))
 	for i, c := range faults {

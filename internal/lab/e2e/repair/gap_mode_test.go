@@ -166,7 +166,7 @@ func counters(t *testing.T, f *harness.Installation, doc string) (all []int64) {
 func TestARepairInGapModeKeepsWhatIsHeldBackAndRemembered(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns, cases := natstest.Server(t), harness.Part(2, gapModeCases)
+	ns, cases := natstest.Server(t), harness.Part(3, gapModeCases)
 	broken := make([]*harness.Installation, len(cases))
 	for i := range cases {
 		broken[i] = holding(t, ns.URL(), "gapmode")

@@ -118,6 +118,7 @@ func TestAPromotionThatLostCommitsStopsOutflow(t *testing.T) {
 		{"17, synchronised slot and more written", 17, func(g *gapSetup) { g.write(60) }, "timeline_lost"},
 		{"18, synchronised slot", 18, func(g *gapSetup) { g.write(60) }, "timeline_lost"},
 	}
+	cases = harness.Part(2, cases)
 	all := make([]*gapSetup, len(cases))
 	harness.AtOnce(t, len(cases), func(i int) {
 		c := cases[i]

@@ -51,7 +51,7 @@ func TestEveryGapStopsOutflowWithExitCode4(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	for _, group := range [][]serverGapCase{slotGaps, liveGaps, serverGaps} {
-		runGaps(t, group)
+		runGaps(t, harness.Part(2, group))
 	}
 }
 

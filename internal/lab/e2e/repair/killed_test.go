@@ -170,11 +170,11 @@ func TestRepairsThatSleepOrMeetOtherSettingsPublishEachEventOnce(t *testing.T) {
 		name string
 		test func(t *testing.T, natsURL string)
 	}
-	harness.RunAtOnce(t, []repairTest{
+	harness.RunAtOnce(t, harness.Part(2, []repairTest{
 		{"unfinished", repairUnfinished}, {"zombie", repairZombie}, {"where", repairWhere},
 		{"other settings", repairOtherSettings},
-		{"other cluster", repairOtherCluster}, {"zombie in between", repairZombieInBetween},
-	}, func(c repairTest) string { return c.name }, func(t *testing.T, _ int, c repairTest) {
+		{"zombie in between", repairZombieInBetween}, {"other cluster", repairOtherCluster},
+	}), func(c repairTest) string { return c.name }, func(t *testing.T, _ int, c repairTest) {
 		c.test(t, ns.URL())
 	})
 }

@@ -220,7 +220,7 @@ func stopWhenPublished(f *harness.Installation, t *testing.T) *harness.Installat
 func TestARepairClosesEachGap(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
-	ns, gaps := natstest.Server(t), harness.Part(2, gaps)
+	ns, gaps := natstest.Server(t), harness.Part(3, gaps)
 	broken := make([]*harness.Installation, len(gaps))
 	for i := range gaps {
 		broken[i] = publishing(t, ns.URL(), "gap")

@@ -44,7 +44,7 @@ func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	ns := natstest.Server(t)
-	harness.RunAtOnce(t, harness.Part(2, []tampered{
+	harness.RunAtOnce(t, harness.Part(3, []tampered{
 		{"another last message", "divergence", false, false, func(all []*oracle.Message) []*oracle.Message {
 			last := all[len(all)-1]
 			last.Outflow.Thru++
