@@ -17,7 +17,7 @@ const (
 	step = 100 * time.Millisecond
 
 	// Limit is how long a wait takes at most.
-	Limit = 5 * time.Minute
+	Limit = 3 * time.Minute
 	quiet = time.Minute      // in which nothing changes
 	dead  = 10 * time.Second // in which nothing changes after a process has ended that should run
 )
