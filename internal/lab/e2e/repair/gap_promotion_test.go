@@ -110,13 +110,13 @@ func TestAPromotionThatLostCommitsStopsOutflow(t *testing.T) {
 	}{
 		{"15, no slot", 15, func(g *gapSetup) { g.write(50) }, "slot_missing"},
 		{"15, slot made by hand", 15, (*gapSetup).createSlot, "timeline_lost"},
+		{"18, synchronised slot", 18, func(g *gapSetup) { g.write(60) }, "timeline_lost"},
+		{"17, synchronised slot", 17, func(*gapSetup) {}, "timeline_lost"},
 		{"15, slot made by hand and more written", 15, func(g *gapSetup) {
 			g.write(50)
 			g.createSlot()
 		}, "timeline_lost"},
-		{"17, synchronised slot", 17, func(*gapSetup) {}, "timeline_lost"},
 		{"17, synchronised slot and more written", 17, func(g *gapSetup) { g.write(60) }, "timeline_lost"},
-		{"18, synchronised slot", 18, func(g *gapSetup) { g.write(60) }, "timeline_lost"},
 	}
 	cases = harness.Part(2, cases)
 	all := make([]*gapSetup, len(cases))
