@@ -138,9 +138,7 @@ func TestThePageOfRunDependsOnNoneOfIt(t *testing.T) {
 		}
 		return nil
 	})
-	if _, page := r.Get("/metrics"); !strings.Contains(page, "outflow_postgres_up{slot=\""+r.Slot+"\"} 1") {
-		t.Errorf("PostgreSQL looks as if it were down:\n%s", page)
-	}
+	r.showsAfter(func() {}, r.Outflow, "/metrics", 200, `outflow_postgres_up{slot="`+r.Slot+`"} 1$`)
 	harness.Exec(t, lock, "ROLLBACK")
 	r.shows(r.Outflow, "/status.json", 200, `.*"partitions":{"read_at":"[^"]*","managed":true`)
 	r.MustStop(t)
