@@ -145,7 +145,7 @@ func TestALostTailComesAgainInTheSameOrder(t *testing.T) {
 	all, loads := make([]*harness.Twins, len(tails)), make([]*harness.Load, len(tails))
 	harness.AtOnce(t, len(tails), func(i int) {
 		all[i] = startTwins(t, pg, twinNATS, "tail", "REORDER_HORIZON="+tails[i].horizon,
-			"SINK_DURABLE_AFTER=40s")
+			"SINK_DURABLE_AFTER=80s")
 		loads[i] = harness.StartLoad(t, all[i].URL, harness.RecordedOps(t, ops), 4, 75, 3)
 		lose(all[i], &tails[i], ops/2)
 	})
@@ -194,15 +194,16 @@ func explained(s *harness.Twins, holed bool) {
 func (c *tail) shows() bool { return c.stream != nil && c.bucket == nil }
 
 // shown freezes outflow at a moment when its newest record knows messages that are to be lost, if that is
-// what shows the loss.
+// what shows the loss. It is frozen for a moment only each time, and runs while it is looked at: where
+// commands are slow it would come to nothing otherwise.
 func shown(s *harness.Twins, c *tail) {
 	s.T.Helper()
 	harness.Eventually(s.T, c.name+": the record knows what is lost", func() error {
+		place := s.Instance.Status().Place
 		harness.Must(s.T, s.Instance.Process.Pause())
 		st, err := s.JS.Stream(s.T.Context(), s.Instance.Stream)
 		harness.Must(s.T, err)
-		if place := s.Instance.Status().Place; c.stream != nil &&
-			place.Seq <= c.stream.Keep(st.CachedInfo().State.LastSeq) {
+		if c.stream != nil && place.Seq <= c.stream.Keep(st.CachedInfo().State.LastSeq) {
 			harness.Must(s.T, s.Instance.Process.Resume())
 			return fmt.Errorf("place %v of %d messages", place, st.CachedInfo().State.LastSeq)
 		}
