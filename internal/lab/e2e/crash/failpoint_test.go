@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/failpoint"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -186,7 +187,7 @@ func testResumes(t *testing.T, mode string, others ...string) {
 			d.Start()
 		}
 		var next time.Time
-		harness.Eventually(t, "all are dead", func() error {
+		await.Until(t, "all are dead", func() error { // that some have ended is as it should be
 			if now := time.Now(); now.After(next) {
 				burst()
 				next = now.Add(pause)
@@ -259,9 +260,9 @@ func TestASpillThatIsKilledOrOutOfSpaceLosesNothing(t *testing.T) {
 	insertAll(t, conn, ops)
 
 	// Between two attempts each says that it is not ready, and why. It does not give up. All are asked in
-	// turn: the disk is full for some seconds only.
+	// turn: the disk is full for some seconds only. The others die meanwhile.
 	silent := slices.Clone(full)
-	harness.Eventually(t, "each says that the disk is full", func() error {
+	await.Until(t, "each says that the disk is full", func() error {
 		silent = slices.DeleteFunc(silent, func(d *doomed) bool {
 			code, body := d.Get("/readyz")
 			return code == 503 && strings.Contains(body, "no space left")

@@ -25,7 +25,7 @@ func TestATailLostWhileNATSRestartsEndsTheSession(t *testing.T) {
 	all, loads := make([]*harness.Twins, len(cases)), make([]*harness.Load, len(cases))
 	harness.AtOnce(t, len(cases), func(i int) {
 		c := &cases[i]
-		s := startTwins(t, pg, twinNATS, "restart", "SINK_DURABLE_AFTER=40s")
+		s := startTwins(t, pg, twinNATS, "restart", "SINK_DURABLE_AFTER=80s")
 		all[i], loads[i] = s, harness.StartLoad(t, s.URL, harness.RecordedOps(t, ops), 4, 75, 3)
 		s.AwaitStored(ops / 2)
 		recorded(s, 4)
