@@ -24,7 +24,7 @@ func TestSilenceAfterAPowerCutConfirmsNothing(t *testing.T) {
 	link, through, err := faultproxy.To(nats.URL())
 	harness.Must(t, err)
 	t.Cleanup(link.Close)
-	o := harness.New(t, url, through, harness.SlotName("silent"), "SINK_DURABLE_AFTER=4s")
+	o := harness.New(t, url, through, harness.SlotName("silent"), "SINK_DURABLE_AFTER=10s")
 	o.Init()
 	o.Start()
 	o.AwaitReady()
@@ -50,9 +50,10 @@ func TestSilenceAfterAPowerCutConfirmsNothing(t *testing.T) {
 	for try := 1; ; try++ {
 		kept = revisions(2) // two by init
 		before := harness.WALEnd(t, conn)
-		for i := range batch {
-			harness.Insert(t, conn, "doc", rows+i+1, `{}`)
-		}
+		// in one question to the server: a slow machine must not confirm some before the last is written
+		harness.Exec(t, conn, fmt.Sprintf(`DO $$ BEGIN FOR n IN %d .. %d LOOP
+			INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('doc', 'anna', n, '{}');
+			COMMIT; END LOOP; END $$`, rows+1, rows+batch))
 		rows += batch
 		harness.AwaitMessages(t, harness.JetStream(t, nats.URL()), o.Stream, rows)
 		revisions(kept + 1)
