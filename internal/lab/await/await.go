@@ -19,7 +19,7 @@ const (
 	// Limit is how long a wait takes at most.
 	Limit = 3 * time.Minute
 	quiet = time.Minute      // in which nothing changes
-	dead  = 10 * time.Second // in which nothing changes after a process has ended that should run
+	dead  = 30 * time.Second // in which nothing changes after a process has ended that should perhaps run
 )
 
 // T is what Until needs of a test.
@@ -29,8 +29,8 @@ type T interface {
 }
 
 // Until waits until check returns nil. It fails the test when check has returned the same error for a minute,
-// after Limit in any case, and within seconds when one of alive returns an error: the process that would have
-// to bring it about has ended.
+// after Limit in any case, and after half a minute when one of alive returns an error: the process that would
+// have to bring it about has ended. (Or another one has, of a test that has several and expects that.)
 func Until(t T, what string, check func() error, alive ...func() error) {
 	t.Helper()
 	if err := until(check, alive); err != nil {

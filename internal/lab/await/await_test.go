@@ -58,7 +58,7 @@ func TestAWaitEndsWhenNothingChanges(t *testing.T) {
 		}, runs, 50 * time.Second, 51 * time.Second, ""},
 		{"it never comes", func(time.Duration) error { return never }, runs, time.Minute, 61 * time.Second,
 			"nothing yet"},
-		{"the process has ended", func(time.Duration) error { return never }, ended, dead, 11 * time.Second,
+		{"the process has ended", func(time.Duration) error { return never }, ended, dead, 31 * time.Second,
 			"exit code 3"},
 		{"it goes on after the process has ended", func(since time.Duration) error {
 			if since > 50*time.Second {
