@@ -36,7 +36,8 @@ func TestAMissingRightInNATSEndsRun(t *testing.T) {
 			}})
 			connect := func(user string) jetstream.JetStream {
 				t.Helper()
-				options := []nats.Option{nats.UserInfo(user, "pass"), nats.MaxReconnects(-1)}
+				options := []nats.Option{nats.UserInfo(user, "pass"), nats.MaxReconnects(-1),
+					nats.Timeout(time.Minute)}
 				if denied == "mine." {
 					options = append(options, nats.CustomInboxPrefix("mine"))
 				}

@@ -2,6 +2,7 @@ package jsapi
 
 import (
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -13,12 +14,12 @@ import (
 // nothing more is pending.
 func TestAStreamIsReadUpToASequenceThatTheConsumerDoesNotHaveYet(t *testing.T) {
 	t.Parallel()
-	nc, err := nats.Connect(natstest.Server(t).URL())
+	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package jsapi
 
 import (
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -12,10 +13,10 @@ import (
 
 func TestAStreamIsReadWithWhatTheCallerWantsOfItsConfiguration(t *testing.T) {
 	t.Parallel()
-	nc, err := nats.Connect(natstest.Server(t).URL())
+	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must.Succeed(t, err)
 	c := New(nc, "")
 	type config struct {

@@ -33,7 +33,7 @@ func TestARestoreEndsWhenTheLeaderIsLost(t *testing.T) {
 func loseLeader(t *testing.T, point string, nth int) {
 	t.Helper()
 	c := natstest.Cluster(t, 3)
-	nc, err := nats.Connect(c.URLs(), nats.MaxReconnects(-1))
+	nc, err := nats.Connect(c.URLs(), nats.MaxReconnects(-1), nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	w := &world{t: t}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -45,7 +46,7 @@ func (w *world) restore(o RestoreOptions) (*Restored, error) {
 // restoring is what the stream's metadata say.
 func (w *world) restoring() string {
 	w.t.Helper()
-	nc, err := nats.Connect(w.cfg.NATS.URL)
+	nc, err := nats.Connect(w.cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(w.t, err)
 	defer nc.Close()
 	st, err := stream.New(jsapi.New(nc, ""), "OUTBOX", slog.New(slog.DiscardHandler)).Tail(w.t.Context())

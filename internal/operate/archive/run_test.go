@@ -34,11 +34,11 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	url := natstest.Server(t).URL()
-	nc, err := nats.Connect(url)
+	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	w := &world{t: t}
-	w.js, err = jetstream.New(nc)
+	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must.Succeed(t, err)
 	w.makeStream(1)
 	w.store = checkpoint.NewStore(jsapi.New(nc, ""),

@@ -3,6 +3,7 @@ package replay
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -44,11 +45,11 @@ func (w *seam) publish(subject string, ours bool) {
 // newSeam makes a stream, and an archive that is empty.
 func newSeam(t *testing.T) *seam {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL())
+	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
 	must(t, err)
 	t.Cleanup(nc.Close)
 	w := &seam{t: t, url: "file://" + t.TempDir(), api: jsapi.New(nc, "")}
-	w.js, err = jetstream.New(nc)
+	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must(t, err)
 	w.s, err = w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>", "other.>"}, AllowDirect: true})

@@ -58,11 +58,11 @@ type world struct {
 
 func newWorld(t *testing.T, url string, replicas int) *world {
 	t.Helper()
-	nc, err := nats.Connect(url)
+	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	t.Cleanup(nc.Close)
 	w := &world{t: t, nc: nc}
-	w.js, err = jetstream.New(nc)
+	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must.Succeed(t, err)
 	w.s, err = w.js.CreateStream(t.Context(), streamConfig(replicas))
 	must.Succeed(t, err)

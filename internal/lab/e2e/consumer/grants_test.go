@@ -110,7 +110,7 @@ func TestAConsumersRightsAreEnough(t *testing.T) {
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Error(err) }))
 	harness.Must(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(harness.AskTimeout))
 	harness.Must(t, err)
 	pool, err := pgxpool.New(t.Context(), url)
 	harness.Must(t, err)

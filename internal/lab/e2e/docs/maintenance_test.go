@@ -321,7 +321,7 @@ func (w *upkeep) nats(args []string) {
 		b := w.backups[args[4]]
 		b.Restore(w.t, nc, b.Stream(w.t))
 	case "rm":
-		js, err := jetstream.New(nc)
+		js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(harness.AskTimeout))
 		harness.Must(w.t, err)
 		harness.Must(w.t, js.DeleteStream(w.t.Context(), args[4]))
 	default:

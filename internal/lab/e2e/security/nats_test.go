@@ -36,7 +36,7 @@ func stored(t *testing.T, address, stream string, options ...nats.Option) func()
 	nc, err := nats.Connect(address, append(options, nats.Timeout(harness.AskTimeout))...)
 	harness.Must(t, err)
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(harness.AskTimeout))
 	harness.Must(t, err)
 	return func() error {
 		s, err := js.Stream(t.Context(), stream)
