@@ -607,7 +607,7 @@ func TestASecondRunEndsAtOnce(t *testing.T) {
 	// somebody writes to it meanwhile, and a run after that finds it
 	w.Exec(`INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 9, '{}',
 		'2024-05-01 02:00Z')`)
-	w.Exec("SELECT pg_terminate_backend($1::text::int)", pid)
+	w.terminate(pid)
 	wantWhy(t, w.apply(), 0, "its rows are not those that were verified")
 	close(wake)
 	if err := <-ended; err == nil {
@@ -616,6 +616,15 @@ func TestASecondRunEndsAtOnce(t *testing.T) {
 	if !w.exists(0) {
 		t.Error("it is gone")
 	}
+}
+
+// terminate ends a session, and waits until its locks are gone with it.
+func (w *world) terminate(pid string) {
+	w.T.Helper()
+	w.Exec("SELECT pg_terminate_backend($1::text::int)", pid)
+	outboxdb.Eventually(w.T, "the session has ended", func() bool {
+		return w.Text("SELECT (count(*) = 0)::text FROM pg_stat_activity WHERE pid = $1::text::int", pid) == "true"
+	})
 }
 
 // TestTheDropVerifiesAgain: the first run only sleeps between the verification and the drop.
@@ -717,7 +726,7 @@ func TestADetachThatWasCutIsFinalized(t *testing.T) {
 		outboxdb.Eventually(t, "the DETACH is pending", func() bool {
 			return w.Text("SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)::text") == "true"
 		})
-		w.Exec("SELECT pg_terminate_backend($1::text::int)", fmt.Sprint(m.conn.PgConn().PID()))
+		w.terminate(fmt.Sprint(m.conn.PgConn().PID()))
 		if err := <-ended; err == nil {
 			t.Error("it succeeded")
 		}
