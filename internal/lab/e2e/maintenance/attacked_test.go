@@ -46,7 +46,8 @@ func (a *attacked) numbered(rows int) {
 			"('%s') TO ('%s')", a.day, from.Format(time.RFC3339), from.AddDate(0, 0, 1).Format(time.RFC3339)))
 		harness.Exec(a.t, a.Conn, `INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at)
 			SELECT 'doc' || n % 5, 'a', n, jsonb_build_object('n', n),
-				CASE WHEN n % 2 = 0 THEN $3 ELSE now() END FROM generate_series($1::bigint, $2) n`, a.counter+1, a.counter+rows, from.Add(time.Hour))
+				CASE WHEN n % 2 = 0 THEN $3 ELSE now() END FROM generate_series($1::bigint, $2) n`,
+			a.counter+1, a.counter+rows, from.Add(time.Hour))
 		return nil
 	}))
 	a.counter += rows

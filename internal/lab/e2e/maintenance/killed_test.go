@@ -84,6 +84,12 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 		}
 		harness.Must(t, names.Err())
 	}
+	// What it has done so far: as long as that goes on, it is waited for.
+	done := func(m *maintainer) error {
+		partitions := harness.Value[string](t, f.Conn, "SELECT string_agg(n || ' ' || state, ', ' ORDER BY "+
+			"state) FROM (SELECT state, count(*) n FROM outflow_partitions GROUP BY state) s")
+		return fmt.Errorf("the stream begins at %d, %s\n%s", first(), partitions, m.log.String())
+	}
 	works := func() {
 		t.Helper()
 		forget()
@@ -91,8 +97,7 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 		partitions, seq := dropped(), first()
 		harness.Eventually(t, "partitions and messages go", func() error {
 			if dropped() <= partitions || first() <= seq {
-				return fmt.Errorf("%d dropped, the stream begins at %d: %s", dropped(), first(),
-					m.log.String())
+				return done(m)
 			}
 			return nil
 		}, m.child)
@@ -107,7 +112,7 @@ func TestMaintainIsKilledUnderLoad(t *testing.T) {
 			m := r.maintain("OUTFLOW_FAILPOINT=" + point + ":1")
 			harness.Eventually(t, "outflow maintain comes to "+point, func() error {
 				if m.child.Running() {
-					return errors.New(m.log.String())
+					return done(m)
 				}
 				return nil
 			})
