@@ -197,7 +197,7 @@ func (p *play) rebuild(ctx context.Context, v *verdict) error {
 
 // deploy starts the consumer.
 func (p *play) deploy(version string, flags ...string) (*stage.Actor, error) {
-	return p.Start("stock-"+version, p.binary, append([]string{"stock", "-lease", "1s", "-deploy", version},
+	return p.Start("stock-"+version, p.binary, append([]string{"stock", "-lease", "3s", "-deploy", version},
 		flags...)...)
 }
 
