@@ -263,8 +263,8 @@ func (o *hangOnce) in(h Handler) Handler {
 	}
 }
 
-// hang is how long a handler may take to return after its context has ended. That, and the timeout, are longer
-// than a machine that is slow needs for an event: one more that seems to hang would cost another partition.
+// hang is how long a handler may take to return after its context has ended. That, and the timeout, are
+// longer than a slow machine needs for an event: one more that seems to hang would cost another partition.
 const hang = 500 * time.Millisecond
 
 // hangConfig is one whose handlers hang soon, and fail as often as they like.

@@ -204,8 +204,8 @@ type ReplayedEvent struct {
 	Base64   *string `json:"data_base64"`
 }
 
-// Replay runs outflow replay to standard output, which must succeed. One that retention has overtaken says so,
-// and is run again.
+// Replay runs outflow replay to standard output, which must succeed. One that retention has overtaken says
+// so, and is run again.
 func (o *Outflow) Replay(args ...string) []ReplayedEvent {
 	o.T.Helper()
 	var out string

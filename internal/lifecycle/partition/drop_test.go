@@ -623,7 +623,8 @@ func (w *world) terminate(pid string) {
 	w.T.Helper()
 	w.Exec("SELECT pg_terminate_backend($1::text::int)", pid)
 	outboxdb.Eventually(w.T, "the session has ended", func() bool {
-		return w.Text("SELECT (count(*) = 0)::text FROM pg_stat_activity WHERE pid = $1::text::int", pid) == "true"
+		return w.Text("SELECT (count(*) = 0)::text FROM pg_stat_activity WHERE pid = $1::text::int",
+			pid) == "true"
 	})
 }
 

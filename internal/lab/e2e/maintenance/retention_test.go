@@ -121,8 +121,9 @@ func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
 	r.settle()
 	r.MustRun("partition", "apply")
 	// one whose fence was confirmed before apply came to its end is verified by the same apply
-	if got := harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE name LIKE '%day%' "+
-		"AND state IN ('sealed', 'verified')"); got != 3 || r.left() != "day_1 day_2 day_3" {
+	if got := harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE "+
+		"name LIKE '%day%' AND state IN ('sealed', 'verified')"); got != 3 ||
+		r.left() != "day_1 day_2 day_3" {
 		t.Fatalf("%d are sealed or verified; left: %s", got, r.left())
 	}
 	if n := harness.Value[int](t, r.Conn, "SELECT count(*) FROM pg_inherits WHERE inhparent = "+
