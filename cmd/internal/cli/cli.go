@@ -37,6 +37,7 @@ type App struct {
 
 	line *progress.Line // of the command that runs
 
+	args   config.Args                   // the settings of its command line
 	load   func() (config.Config, error) // reads the settings of the command that runs, again
 	repeat finding.Options               // of its command line, in commands that are suggested
 	where  *wiring.Where                 // the servers of its settings; nil: it has none, or they are wrong
@@ -77,6 +78,7 @@ func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []
 		a.throughLine()
 	}
 	r := root(a)
+	a.addSettings(r, args)
 	r.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	cmd, err := r.ExecuteContextC(ctx)
 	return a.report(ctx, cmd, err)
@@ -86,9 +88,9 @@ func (a *App) run(ctx context.Context, root func(a *App) *cobra.Command, args []
 func init() { cobra.EnableCommandSorting = false }
 
 // configure takes the settings of the command that runs from its command line.
-func (a *App) configure(args config.Args) (config.Config, error) {
-	a.load = func() (config.Config, error) { return config.Load(args, a.environ, checks...) }
-	repeat := args.Repeat(a.environ)
+func (a *App) configure() (config.Config, error) {
+	a.load = func() (config.Config, error) { return config.Load(a.args, a.environ, checks...) }
+	repeat := a.args.Repeat(a.environ)
 	a.repeat = repeat
 	a.line.SetPrint(func(u progress.Update) { fmt.Fprintln(a.line.Stderr(), repeat.In(u.Text)) })
 	cfg, err := a.load()

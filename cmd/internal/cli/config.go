@@ -13,15 +13,15 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
-// configured completes a command that needs the configuration: the settings become its flags, and do gets
-// the result.
+// configured completes a command that needs the configuration: the settings become its flags, if it is the
+// one that is run, and do gets the result.
 func (a *App) configured(cmd *cobra.Command,
 	do func(ctx context.Context, cfg config.Config) error) *cobra.Command {
-	args := config.AddFlags(cmd)
+	config.AddFile(cmd, a.args)
 	cmd.Args = cobra.NoArgs
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := a.configure(args)
+		cfg, err := a.configure()
 		if name := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "); err == nil &&
 			!slices.Contains(away, name) {
 			err = wiring.NeedHome(cfg, "outflow "+name)
@@ -32,6 +32,25 @@ func (a *App) configured(cmd *cobra.Command,
 		return do(cmd.Context(), cfg)
 	}
 	return cmd
+}
+
+// addSettings makes the settings flags of the command that a command line names, and of those above it. There
+// are many settings and many commands: all of each would take longer than most commands do.
+func (a *App) addSettings(root *cobra.Command, line []string) {
+	if len(line) > 0 && (line[0] == cobra.ShellCompRequestCmd || line[0] == cobra.ShellCompNoDescRequestCmd) {
+		line = line[1:]
+	}
+	// What follows a flag that is not known yet may be its value, or the name of a subcommand.
+	for added := true; added; {
+		added = false
+		cmd, _, _ := root.Find(line)
+		for ; cmd != nil; cmd = cmd.Parent() {
+			if _, settings := splitFlags(cmd.Flags()); config.HasSettings(cmd) && !settings.HasFlags() {
+				config.AddFlags(cmd, a.args)
+				added = true
+			}
+		}
+	}
 }
 
 // away are the commands for a stream that is made of another cluster's rows. The others compare positions,

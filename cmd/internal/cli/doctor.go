@@ -37,9 +37,9 @@ setting, 3 for an error, 4 for something critical.`,
 			"  outflow doctor --standby postgres://outflow@db2/app",
 		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	args := config.AddFlags(cmd)
+	config.AddFile(cmd, a.args)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := a.configure(args)
+		cfg, err := a.configure()
 		if err != nil {
 			return err
 		}

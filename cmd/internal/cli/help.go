@@ -26,11 +26,11 @@ func usage(cmd *cobra.Command) error {
 	if cmd.HasExample() {
 		fmt.Fprintf(&b, "\nExample:\n%s\n", cmd.Example)
 	}
-	own, settings := splitFlags(cmd.Flags())
+	own, _ := splitFlags(cmd.Flags())
 	if own.HasAvailableFlags() {
 		fmt.Fprintf(&b, "\nFlags:\n%s", own.FlagUsages())
 	}
-	if settings.HasFlags() {
+	if config.HasSettings(cmd) {
 		b.WriteString("\nEvery setting is a flag as well: outflow help settings\n")
 	}
 	_, err := fmt.Fprint(cmd.OutOrStderr(), b.String())
@@ -63,11 +63,7 @@ func splitFlags(all *pflag.FlagSet) (own, settings *pflag.FlagSet) {
 
 // settingsTopic is the page with all settings.
 func settingsTopic() *cobra.Command {
-	scratch := &cobra.Command{}
-	scratch.Flags().SortFlags = false
-	config.AddFlags(scratch)
-	_, settings := splitFlags(scratch.Flags())
-	return &cobra.Command{
+	topic := &cobra.Command{
 		Use:   "settings",
 		Short: "All settings: as flags, in the environment, in the file",
 		Long: `Each setting can be given as a flag, in the environment as OUTFLOW_ and its path in
@@ -78,8 +74,16 @@ the environment, the environment before the file, the file before the defaults:
   OUTFLOW_REORDER_HORIZON=50ms
   reorder: {horizon: 50ms}
 
-` + strings.TrimRight(settings.FlagUsagesWrapped(110), "\n"),
+`,
 	}
+	topic.SetHelpFunc(func(topic *cobra.Command, args []string) {
+		all := &cobra.Command{}
+		all.Flags().SortFlags = false
+		config.AddFlags(all, config.Args{})
+		topic.Long += strings.TrimRight(all.Flags().FlagUsagesWrapped(110), "\n")
+		topic.Parent().HelpFunc()(topic, args)
+	})
+	return topic
 }
 
 // helpCommand is cobra's, but for what it does when there is no such command.
@@ -117,8 +121,7 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 // flagError names the flag that an unknown one was meant to be, where the command knows the settings.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
-	_, settings := splitFlags(cmd.Flags())
-	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" && settings.HasFlags() {
+	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" && config.HasSettings(cmd) {
 		if near := config.NearestFlag(unknown.GetSpecifiedName()); near != "" {
 			return fmt.Errorf("%w. The nearest setting is %s", err, near)
 		}

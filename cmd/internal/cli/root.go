@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/cmd/internal/hangup"
+	"github.com/outflowhq/outflow/internal/app/config"
 )
 
 // Outflow returns the command line of outflow.
@@ -23,6 +24,7 @@ gap or a divergence that an operator has to decide about, 5 a row that cannot be
 
 // Service returns the commands of the service and of those who operate it.
 func (a *App) Service() []*cobra.Command {
+	a.args = config.Args{}
 	all := []*cobra.Command{
 		a.initCommand(),
 		a.runCommand(),

@@ -5,13 +5,20 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// AddFlags adds --config and a flag for each setting to cmd. The map it returns is filled when the flags are
+// AddFile adds --config to cmd, which makes it a command with settings. args is filled when the flags are
 // parsed.
-func AddFlags(cmd *cobra.Command) Args {
-	args := Args{}
-	flags := cmd.Flags()
-	flags.Var(&argument{args, fileArg, "file", ""}, fileArg, "the file with the settings (also "+fileEnv+")")
+func AddFile(cmd *cobra.Command, args Args) {
+	cmd.Flags().Var(&argument{args, fileArg, "file", ""}, fileArg,
+		"the file with the settings (also "+fileEnv+")")
 	_ = cmd.MarkFlagFilename(fileArg, "yaml", "yml")
+}
+
+// HasSettings tells whether cmd is a command with settings.
+func HasSettings(cmd *cobra.Command) bool { return cmd.Flags().Lookup(fileArg) != nil }
+
+// AddFlags adds a flag for each setting to cmd. args is filled when the flags are parsed.
+func AddFlags(cmd *cobra.Command, args Args) {
+	flags := cmd.Flags()
 	var scratch Config
 	for i := range settings {
 		s := &settings[i]
@@ -23,7 +30,6 @@ func AddFlags(cmd *cobra.Command) Args {
 		}
 		_ = cmd.RegisterFlagCompletionFunc(s.path, completion(s))
 	}
-	return args
 }
 
 const settingAnnotation = "outflow_setting"

@@ -14,7 +14,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Args are settings from the command line, by path, and the file under "config". See [AddFlags].
+// Args are settings from the command line, by path, and the file under "config". See [AddFlags] and
+// [AddFile].
 type Args map[string]string
 
 // Check is a rule that another package knows. Of gets a complete configuration; its error is best an

@@ -213,8 +213,8 @@ func TestAMappingMayBeWrittenInAnyForm(t *testing.T) {
 		},
 		"environment": func() (Config, error) { return Load(nil, []string{"OUTFLOW_HEADERS=" + text}) },
 		"flags": func() (Config, error) {
-			cmd := &cobra.Command{}
-			args := AddFlags(cmd)
+			cmd, args := &cobra.Command{}, Args{}
+			AddFlags(cmd, args)
 			err := cmd.Flags().Parse([]string{"--headers", "traceparent=trace",
 				"--headers=Event-Type=event_type"})
 			if err != nil {
