@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"regexp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
@@ -179,12 +179,12 @@ func (p *Pipeline) complain(wait time.Duration, err error) {
 }
 
 // localPort is the local port in an error of package net, such as "read tcp 10.0.0.1:40001->10.0.0.2:4222".
-var localPort = regexp.MustCompile(`:\d+->`)
+var localPort = lazyregexp.New(`:\d+->`)
 
 // fresh reports whether a reason was not given within complaintInterval. Each attempt has another local port:
 // that makes no other reason of it.
 func (p *Pipeline) fresh(err error) bool {
-	text, now := localPort.ReplaceAllString(fmt.Sprint(err), "->"), time.Now()
+	text, now := localPort().ReplaceAllString(fmt.Sprint(err), "->"), time.Now()
 	if text == p.complaint && now.Sub(p.complained) < complaintInterval {
 		return false
 	}

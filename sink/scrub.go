@@ -3,8 +3,9 @@ package sink
 import (
 	"errors"
 	"net/url"
-	"regexp"
 	"strings"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // scrubbed is an error whose text holds no secrets. It keeps its cause for errors.Is and As; nothing prints
@@ -25,14 +26,14 @@ func (s *scrubbed) As(target any) bool { return errors.As(s.cause, target) }
 // because those that can be read in two ways are refused.
 const shortest = 4
 
-var userinfo = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^"\n]*@`)
+var userinfo = lazyregexp.New(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^"\n]*@`)
 
 // scrub takes out the user information of URLs and the settings that are secret.
 func scrub(err error, cfg Config) error {
 	if err == nil {
 		return nil
 	}
-	text := userinfo.ReplaceAllString(err.Error(), "${1}***@")
+	text := userinfo().ReplaceAllString(err.Error(), "${1}***@")
 	secrets := []string{cfg.Password, cfg.Token}
 	for _, s := range strings.Split(cfg.URL, ",") {
 		if u, err := url.Parse(strings.TrimSpace(s)); err == nil && u.User != nil {

@@ -77,17 +77,15 @@ func All() []Finding {
 
 // Of returns the finding with a code.
 func Of(code string) (Finding, bool) {
-	f, ok := byCode[code]
-	return f, ok
-}
-
-var byCode = func() map[string]Finding {
-	all := map[string]Finding{}
-	for _, f := range All() {
-		all[f.Code] = f
+	for _, s := range Subjects() {
+		for _, f := range s.Findings {
+			if f.Code == code {
+				return f, true
+			}
+		}
 	}
-	return all
-}()
+	return Finding{}, false
+}
 
 // The classes of most entries.
 var (

@@ -1,8 +1,9 @@
 package finding
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // Options are the options that a command has to be given to be about the same installation as the process
@@ -11,13 +12,13 @@ type Options []string
 
 var (
 	// suggested is a command of outflow between backticks. Words that are quoted may have backticks, too.
-	suggested = regexp.MustCompile("`outflow (?:[^`'\\\\]|'[^']*'|\\\\.)*`")
+	suggested = lazyregexp.New("`outflow (?:[^`'\\\\]|'[^']*'|\\\\.)*`")
 
 	// unconfigured are the commands without settings, and what is no command.
-	unconfigured = regexp.MustCompile(`^outflow (explain|version|completion|help)\b|^outflow( -.*)?$`)
+	unconfigured = lazyregexp.New(`^outflow (explain|version|completion|help)\b|^outflow( -.*)?$`)
 
 	// ofConsumers are the commands that read a consumer's database.
-	ofConsumers = regexp.MustCompile(`^outflow (parked|consumer)\b`)
+	ofConsumers = lazyregexp.New(`^outflow (parked|consumer)\b`)
 )
 
 // In returns a text in which each command of outflow that stands between backticks has the options.
@@ -25,7 +26,7 @@ func (o Options) In(text string) string {
 	if len(o) == 0 {
 		return text
 	}
-	return suggested.ReplaceAllStringFunc(text, func(s string) string {
+	return suggested().ReplaceAllStringFunc(text, func(s string) string {
 		return "`" + o.To(strings.Trim(s, "`")) + "`"
 	})
 }
@@ -33,12 +34,12 @@ func (o Options) In(text string) string {
 // To returns a command with those options that it can have, and has not yet. What is no command of outflow
 // stays as it is.
 func (o Options) To(command string) string {
-	if !strings.HasPrefix(command, "outflow ") || unconfigured.MatchString(command) {
+	if !strings.HasPrefix(command, "outflow ") || unconfigured().MatchString(command) {
 		return command
 	}
 	for _, option := range o {
 		flag := option[:strings.IndexAny(option+" ", " =")]
-		if (flag == "--database" || flag == "--schema") && !ofConsumers.MatchString(command) {
+		if (flag == "--database" || flag == "--schema") && !ofConsumers().MatchString(command) {
 			continue
 		}
 		if !strings.Contains(command+" ", " "+flag+" ") && !strings.Contains(command, " "+flag+"=") {

@@ -3,23 +3,24 @@ package finding
 import (
 	"cmp"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // maxFound is how many findings [Search] returns at most.
 const maxFound = 5
 
 // code finds the code in the messages of commands, the lines of a log and the labels of a metric.
-var code = regexp.MustCompile(`\bcode\W{1,4}(\w+)`)
+var code = lazyregexp.New(`\bcode\W{1,4}(\w+)`)
 
 // Search returns the findings that a text is most likely about, the likeliest first: those whose code it
 // says, otherwise those that share words with it. A word counts more the fewer findings have it.
 func Search(text string) []Finding {
 	var found []Finding
-	for _, m := range code.FindAllStringSubmatch(text, -1) {
+	for _, m := range code().FindAllStringSubmatch(text, -1) {
 		f, ok := Of(m[1])
 		if ok && !slices.ContainsFunc(found, func(other Finding) bool { return other.Code == f.Code }) {
 			found = append(found, f)

@@ -1,16 +1,17 @@
 package finding
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // textWidth is how long the lines of [Finding.Text] are.
 const textWidth = 100
 
 var (
-	link     = regexp.MustCompile(`\[([^\]]*)\]\(([^)]*)\)`)
-	listItem = regexp.MustCompile(`^\s*(- |\d+\. )?`)
+	link     = lazyregexp.New(`\[([^\]]*)\]\(([^)]*)\)`)
+	listItem = lazyregexp.New(`^\s*(- |\d+\. )?`)
 )
 
 // Text returns what to do as plain text for a terminal: links say where they lead.
@@ -20,8 +21,8 @@ func (f Finding) Text() string {
 		text += "\n\n" + f.Runbook
 	}
 	text = strings.ReplaceAll(text, "**", "")
-	return Wrap(link.ReplaceAllStringFunc(text, func(l string) string {
-		m := link.FindStringSubmatch(l)
+	return Wrap(link().ReplaceAllStringFunc(text, func(l string) string {
+		m := link().FindStringSubmatch(l)
 		if strings.HasPrefix(m[2], "#") {
 			return m[1]
 		}
@@ -33,7 +34,7 @@ func (f Finding) Text() string {
 func Wrap(text string, width int) string {
 	var b strings.Builder
 	for line := range strings.SplitSeq(text, "\n") {
-		indent := strings.Repeat(" ", len(listItem.FindString(line)))
+		indent := strings.Repeat(" ", len(listItem().FindString(line)))
 		for len(line) > width && !strings.HasPrefix(line, "    ") {
 			at := strings.LastIndexByte(line[:width+1], ' ')
 			if at <= len(indent) {

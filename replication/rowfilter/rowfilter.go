@@ -6,8 +6,8 @@ package rowfilter
 
 import (
 	"fmt"
-	"regexp"
 
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -27,12 +27,12 @@ func Condition(s relay.Shard, column string) string {
 	return fmt.Sprintf("(((hash_array(ARRAY[%s]) & 2147483647) %% %d) = %d)", column, s.Of, s.Index)
 }
 
-var printed = regexp.MustCompile(`^\(\(\(hash_array\(ARRAY\[(.+)\]\) & 2147483647\) % (\d+)\) = (\d+)\)$`)
+var printed = lazyregexp.New(`^\(\(\(hash_array\(ARRAY\[(.+)\]\) & 2147483647\) % (\d+)\) = (\d+)\)$`)
 
 // Parse reads a filter as PostgreSQL prints it: which shard, in the form index/number, and by which column.
 // ok is false for a filter that is not Outflow's.
 func Parse(filter string) (shard, column string, ok bool) {
-	m := printed.FindStringSubmatch(filter)
+	m := printed().FindStringSubmatch(filter)
 	if m == nil {
 		return "", "", false
 	}

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -96,8 +95,14 @@ type subjectTransform struct {
 	Dest   string `json:"dest"`
 }
 
-// ingressSubject is the only subject of a stream of ours.
-var ingressSubject = regexp.MustCompile(`^_outflow\.[A-Za-z0-9_-]{1,64}\.>$`)
+// isIngress tells whether a subject may be the only one of a stream of ours: a word of 1 to 64 letters, digits, _
+// and - between "_outflow." and ".>".
+func isIngress(subject string) bool {
+	const possible = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+	word, ours := strings.CutPrefix(subject, "_outflow.")
+	word, all := strings.CutSuffix(word, ".>")
+	return ours && all && word != "" && len(word) <= 64 && strings.Trim(word, possible) == ""
+}
 
 // Ingress is the prefix that publishes go to, with its last dot.
 func (c *Config) Ingress() string { return strings.TrimSuffix(c.Subjects[0], ">") }
@@ -333,7 +338,7 @@ func (c *Config) check() error {
 			"Take the sources away; a stream that collects may source from this one.")
 	case c.Sealed:
 		return refuse("stream_sealed", "it is sealed", another)
-	case len(c.Subjects) != 1 || !ingressSubject.MatchString(c.Subjects[0]):
+	case len(c.Subjects) != 1 || !isIngress(c.Subjects[0]):
 		return refuse("stream_subjects", fmt.Sprintf("its subjects are %q, not one private ingress such as "+
 			"_outflow.3f9a17c0.>", c.Subjects),
 			"Outflow needs a stream that nobody else publishes to: name another one and run `outflow "+

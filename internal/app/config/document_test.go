@@ -43,7 +43,7 @@ func TestEverySettingIsComplete(t *testing.T) {
 		if other := envs[s.env()]; other != "" {
 			t.Errorf("%s and %s have the same name in the environment", s.path, other)
 		}
-		if kubernetesName.MatchString(s.env()) {
+		if kubernetesName().MatchString(s.env()) {
 			t.Errorf("%s: Kubernetes may set %s", s.path, s.env())
 		}
 		envs[s.env()] = s.path

@@ -2,9 +2,10 @@ package config
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 const (
@@ -25,7 +26,7 @@ const testPrefix = envPrefix + "TEST_"
 
 // kubernetesName matches what Kubernetes puts into every pod for a Service whose name is or begins with
 // "outflow".
-var kubernetesName = regexp.MustCompile(
+var kubernetesName = lazyregexp.New(
 	`^OUTFLOW(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // readEnviron takes settings from the environment and finds names that look like settings but are not.
@@ -50,7 +51,7 @@ func (l *loader) readEnviron() {
 	var unknown []string
 	for name := range l.environ {
 		if strings.HasPrefix(name, envPrefix) && !known[name] && !strings.HasPrefix(name, testPrefix) &&
-			!kubernetesName.MatchString(name) {
+			!kubernetesName().MatchString(name) {
 			unknown = append(unknown, name)
 		}
 	}

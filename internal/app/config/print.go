@@ -4,8 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"strings"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // YAML returns the effective settings in the form of the file, each with its origin as a comment, secrets
@@ -60,12 +61,12 @@ func indent(depth int) string { return strings.Repeat("  ", depth) }
 // plain matches what every YAML parser takes for a string without quotes; words that some take for something
 // else are not.
 var (
-	plain   = regexp.MustCompile(`^[A-Za-z_/][A-Za-z0-9_./-]*$`)
-	special = regexp.MustCompile(`^(?i:true|false|yes|no|on|off|null|y|n)$`)
+	plain   = lazyregexp.New(`^[A-Za-z_/][A-Za-z0-9_./-]*$`)
+	special = lazyregexp.New(`^(?i:true|false|yes|no|on|off|null|y|n)$`)
 )
 
 func quote(s string) string {
-	if plain.MatchString(s) && !special.MatchString(s) {
+	if plain().MatchString(s) && !special().MatchString(s) {
 		return s
 	}
 	var b bytes.Buffer

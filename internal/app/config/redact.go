@@ -1,8 +1,9 @@
 package config
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 const hidden = "***"
@@ -31,9 +32,9 @@ func (s secrecy) show(text string) string {
 
 // keywords tells "host=... dbname=..." from a URL; keyword finds the first of them.
 var (
-	keywords = regexp.MustCompile(`^\s*\w+\s*=`)
-	word     = regexp.MustCompile(`^[a-z_]+$`)
-	keyword  = regexp.MustCompile(`^(\s*)(\w+)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+|)`)
+	keywords = lazyregexp.New(`^\s*\w+\s*=`)
+	word     = lazyregexp.New(`^[a-z_]+$`)
+	keyword  = lazyregexp.New(`^(\s*)(\w+)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s\\])+|)`)
 )
 
 // shown are the parameters whose values may be shown. Any other may be a password, for example under a
@@ -52,7 +53,7 @@ var shown = map[string]bool{
 func redactPostgres(s string) string {
 	scheme, rest, isURL := strings.Cut(s, "://")
 	switch {
-	case keywords.MatchString(s):
+	case keywords().MatchString(s):
 		return redactKeywords(s)
 	case !isURL:
 		return hidden // perhaps nothing but a password
@@ -75,7 +76,7 @@ func redactPostgres(s string) string {
 			}
 			switch name, _, ok := strings.Cut(param, "="); {
 			case shown[strings.ToLower(name)]:
-			case ok && word.MatchString(name):
+			case ok && word().MatchString(name):
 				param = name + "=" + hidden
 			default:
 				param = hidden
@@ -89,7 +90,7 @@ func redactPostgres(s string) string {
 func redactKeywords(s string) string {
 	var b strings.Builder
 	for s != "" {
-		m := keyword.FindStringSubmatch(s)
+		m := keyword().FindStringSubmatch(s)
 		if m == nil { // perhaps the rest of a password
 			if strings.TrimSpace(s) != "" {
 				b.WriteString(" " + hidden)

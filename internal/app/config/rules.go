@@ -3,11 +3,12 @@ package config
 import (
 	"net"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // maxIdentifier is the greatest length of a PostgreSQL identifier, in bytes.
@@ -75,7 +76,7 @@ func filled(s string) bool { return s != "" }
 // consumerName accepts what JetStream takes for the name of a consumer.
 func consumerName(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n.*>/\\") }
 
-var hostName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
+var hostName = lazyregexp.New(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
 // hostNames accepts names, separated by commas, and "".
 func hostNames(s string) bool {
@@ -83,7 +84,7 @@ func hostNames(s string) bool {
 		return true
 	}
 	for name := range strings.SplitSeq(s, ",") {
-		if !hostName.MatchString(strings.TrimSpace(name)) {
+		if !hostName().MatchString(strings.TrimSpace(name)) {
 			return false
 		}
 	}

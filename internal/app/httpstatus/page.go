@@ -5,6 +5,7 @@ import (
 	"html/template"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/overview"
@@ -16,7 +17,9 @@ import (
 //go:embed page.html
 var pageHTML string
 
-var page = template.Must(template.New("page").Funcs(template.FuncMap{"code": code}).Parse(pageHTML))
+var page = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("page").Funcs(template.FuncMap{"code": code}).Parse(pageHTML))
+})
 
 // code shows what stands between backticks as code.
 func code(text string) template.HTML {

@@ -207,7 +207,7 @@ func handler(from *Source, past *history) http.Handler {
 		// open, and a few of them would keep the probes out.
 		w.Header().Set("Connection", "close")
 		now := time.Now()
-		_ = page.Execute(w, view(report(now), past, from.Events, now))
+		_ = page().Execute(w, view(report(now), past, from.Events, now))
 	})
 	return mux
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -32,7 +32,7 @@ const root = "v1/"
 
 const createdLayout = "20060102T150405.000000000Z"
 
-var folderName = regexp.MustCompile(`^([A-Za-z0-9_-]+)-(\d{8}T\d{6}\.\d{9}Z)$`)
+var folderName = lazyregexp.New(`^([A-Za-z0-9_-]+)-(\d{8}T\d{6}\.\d{9}Z)$`)
 
 // FolderOf returns the name of a stream's folder. Names that Outflow's settings accept need no quoting.
 func FolderOf(stream string, created time.Time) string {
@@ -63,7 +63,7 @@ func Folders(ctx context.Context, store Store, stream string) ([]string, error) 
 	var found []string
 	for _, n := range names {
 		n, isFolder := strings.CutSuffix(n, "/")
-		if parts := folderName.FindStringSubmatch(n); isFolder && parts != nil && parts[1] == stream {
+		if parts := folderName().FindStringSubmatch(n); isFolder && parts != nil && parts[1] == stream {
 			found = append(found, n)
 		}
 	}
@@ -81,7 +81,7 @@ func Load(ctx context.Context, store Store, folder string, hit func(point string
 }
 
 func prepare(store Store, folder string, hit func(point string)) (*Archive, error) {
-	parts := folderName.FindStringSubmatch(folder)
+	parts := folderName().FindStringSubmatch(folder)
 	if parts == nil {
 		return nil, fmt.Errorf("archive: %q is no folder of a stream", folder)
 	}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -165,7 +165,7 @@ func (m *Manager) readRoot(ctx context.Context) (err error) {
 var keyTypes = []uint32{pgtype.TimestamptzOID, pgtype.TimestampOID, pgtype.DateOID}
 
 // boundary is how PostgreSQL prints a range, with the pinned settings.
-var boundary = regexp.MustCompile(
+var boundary = lazyregexp.New(
 	`^FOR VALUES FROM \((?:'([^']*)'|MINVALUE)\) TO \((?:'([^']*)'|MAXVALUE)\)$`)
 
 // parseBound reads a bound; "" is the zero time.
@@ -255,7 +255,7 @@ func (m *Manager) read(ctx context.Context, system string) ([]*Partition, error)
 }
 
 func (p *Partition) readBound(bound string) {
-	switch found := boundary.FindStringSubmatch(bound); {
+	switch found := boundary().FindStringSubmatch(bound); {
 	case bound == "":
 	case bound == "DEFAULT":
 		p.Default = true

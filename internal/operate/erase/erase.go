@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
@@ -68,7 +68,7 @@ type command struct {
 // askTimeout bounds each request to JetStream.
 const askTimeout = 30 * time.Second
 
-var requestName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+var requestName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
 func (o *Options) check() error {
 	bad := func(format string, args ...any) error {
@@ -78,7 +78,7 @@ func (o *Options) check() error {
 	switch {
 	case o.Doc == "":
 		return bad("--doc is missing: which document is erased?")
-	case !requestName.MatchString(o.Request):
+	case !requestName().MatchString(o.Request):
 		return bad("--request %q is no name of a request: letters, digits and . _ -, at most 100", o.Request)
 	case strings.Contains(o.Request, o.Doc):
 		return bad("--request %q has the document in it, and outlives the erasure", o.Request)

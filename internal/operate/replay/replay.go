@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"regexp"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -69,7 +69,7 @@ type replay struct {
 	tableErr  error
 }
 
-var idForm = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}$`)
+var idForm = lazyregexp.New(`^[A-Za-z0-9_.:-]{1,64}$`)
 
 // Run reads again what is selected.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (rep *Report, err error) {
@@ -122,20 +122,20 @@ func (r *replay) check() (err error) {
 	case r.o.ID != "" && r.target.kind == toStdout:
 		return usage("replay_id", "--replay-id: nothing on standard output says where a replay was",
 			"Leave it out, or give --to subject, stream or consumer")
-	case r.o.ID != "" && !idForm.MatchString(r.o.ID):
+	case r.o.ID != "" && !idForm().MatchString(r.o.ID):
 		return usage("replay_id", fmt.Sprintf("--replay-id %q", r.o.ID),
 			"Use up to 64 letters, digits and . : _ -")
 	case r.o.Rate < 0:
 		return usage("replay_rate", fmt.Sprintf("--rate %v", r.o.Rate),
 			"Give events per second; 0 is no limit")
-	case r.target.kind == toConsumer && !consumerName.MatchString(r.target.name):
+	case r.target.kind == toConsumer && !consumerName().MatchString(r.target.name):
 		return usage("replay_to", fmt.Sprintf("--to consumer:%s: no name of a consumer", r.target.name),
 			"Names of consumers have letters, digits, _ and -")
 	}
 	return r.o.Selection.check()
 }
 
-var consumerName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+var consumerName = lazyregexp.New(`^[A-Za-z0-9_-]{1,255}$`)
 
 // withoutNATS reports whether the table alone is needed, which can be read while NATS is down.
 func (r *replay) withoutNATS() bool {

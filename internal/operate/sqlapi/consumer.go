@@ -2,10 +2,10 @@ package sqlapi
 
 import (
 	_ "embed"
-	"regexp"
 	"strings"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 // consumerSQL makes the functions with which a service in any language is an instance of a consumer. They
@@ -14,11 +14,11 @@ import (
 //go:embed consumer.sql
 var consumerSQL string
 
-var functionName = regexp.MustCompile(`(?m)^CREATE OR REPLACE FUNCTION outflow\.(\w+)\(`)
+var functionName = lazyregexp.New(`(?m)^CREATE OR REPLACE FUNCTION outflow\.(\w+)\(`)
 
 // ConsumerFunctions are the names of the functions for consumers, without their schema.
 func ConsumerFunctions() (names []string) {
-	for _, m := range functionName.FindAllStringSubmatch(consumerSQL+createTables(), -1) {
+	for _, m := range functionName().FindAllStringSubmatch(consumerSQL+createTables(), -1) {
 		names = append(names, m[1])
 	}
 	return names

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
 
 const hidden = "***"
@@ -111,17 +112,17 @@ func formsOf(s string) []string {
 		all = slices.Compact(all)
 	}
 	for _, f := range all {
-		all = append(all, percent.ReplaceAllStringFunc(f, strings.ToLower))
+		all = append(all, percent().ReplaceAllStringFunc(f, strings.ToLower))
 	}
 	slices.Sort(all)
 	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < shortest })
 }
 
 var (
-	keywordPassword = regexp.MustCompile(`(?i)password\s*=\s*('(?:\\.|[^'\\])*'|(?:\\.|[^\s\\&])+)`)
-	secretName      = regexp.MustCompile(`(?i)pass|secret|token|credential|seed|jwt|(?:api|private)_?key`)
-	percent         = regexp.MustCompile(`%[0-9A-F]{2}`)
-	nameOfFile      = regexp.MustCompile(`(?i)(file|path|dir)$`)
+	keywordPassword = lazyregexp.New(`(?i)password\s*=\s*('(?:\\.|[^'\\])*'|(?:\\.|[^\s\\&])+)`)
+	secretName      = lazyregexp.New(`(?i)pass|secret|token|credential|seed|jwt|(?:api|private)_?key`)
+	percent         = lazyregexp.New(`%[0-9A-F]{2}`)
+	nameOfFile      = lazyregexp.New(`(?i)(file|path|dir)$`)
 )
 
 // knownSecrets are those that the settings, the environment, and the files that they name hold. servers are
@@ -132,7 +133,7 @@ func knownSecrets(cfg config.Config, environ []string) (all []string, servers st
 	password, token, _ := cfg.NATS.Login() // one that can't be read is not known to anybody
 	add(password, token, cfg.NATS.Password, cfg.NATS.Token)
 	ofText := func(text string) {
-		for _, m := range keywordPassword.FindAllStringSubmatch(text, -1) {
+		for _, m := range keywordPassword().FindAllStringSubmatch(text, -1) {
 			value := strings.NewReplacer(`\\`, `\`, `\'`, `'`).Replace(strings.Trim(m[1], "'"))
 			add(value)
 			if plain, err := url.QueryUnescape(value); err == nil {
@@ -168,7 +169,7 @@ func knownSecrets(cfg config.Config, environ []string) (all []string, servers st
 			passfile = value
 		case name == "XDG_CONFIG_HOME" && value != "":
 			settings = value
-		case secretName.MatchString(name) && !nameOfFile.MatchString(name):
+		case secretName().MatchString(name) && !nameOfFile().MatchString(name):
 			add(value)
 		case strings.HasSuffix(name, "_HEADERS"): // such as OpenTelemetry's: name=value,name=value
 			for pair := range strings.SplitSeq(value, ",") {
@@ -204,7 +205,7 @@ func knownSecrets(cfg config.Config, environ []string) (all []string, servers st
 				text := fmt.Sprint(value)
 				if name == "creds" || name == "nkey" {
 					files = append(files, text)
-				} else if secretName.MatchString(name) {
+				} else if secretName().MatchString(name) {
 					add(text)
 				}
 				if name == "url" {
@@ -250,22 +251,22 @@ func fileText(name string) string {
 
 // What has the form of a secret. Quotes may be escaped: text is quoted within text.
 var forms = []struct {
-	form *regexp.Regexp
+	form func() *regexp.Regexp
 	as   string
 }{
-	{regexp.MustCompile(`(?s)-----+BEGIN [A-Z0-9 ]*(?:PRIVATE KEY|SEED|JWT)-----.*?(?:-----+END[A-Z0-9 ]*-----+|\z)`),
+	{lazyregexp.New(`(?s)-----+BEGIN [A-Z0-9 ]*(?:PRIVATE KEY|SEED|JWT)-----.*?(?:-----+END[A-Z0-9 ]*-----+|\z)`),
 		hidden},
-	{regexp.MustCompile(`\bS[A-Z2-7]{57}\b`), hidden},                 // the seed of an nkey
-	{regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*`), hidden}, // a JWT
-	{regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s"'<>\\]*@`), "${1}" + hidden + "@"},
-	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{12,}`), "${1} " + hidden},
-	{regexp.MustCompile(`\b_outflow\.\w+`), "_outflow." + hidden}, // the private ingress
+	{lazyregexp.New(`\bS[A-Z2-7]{57}\b`), hidden},                 // the seed of an nkey
+	{lazyregexp.New(`\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*`), hidden}, // a JWT
+	{lazyregexp.New(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s"'<>\\]*@`), "${1}" + hidden + "@"},
+	{lazyregexp.New(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{12,}`), "${1} " + hidden},
+	{lazyregexp.New(`\b_outflow\.\w+`), "_outflow." + hidden}, // the private ingress
 	// the end of a key whose beginning is not in the text
-	{regexp.MustCompile(`(?:[\w+/=-]{8,}\s+)+-----+END [A-Z0-9 ]*(?:PRIVATE KEY|SEED|JWT)-----`), hidden},
-	{regexp.MustCompile(`(?i)(authorization\W{1,8}(?:\w+ +)?)[\w.~+/=-]{6,}`), "${1}" + hidden},
+	{lazyregexp.New(`(?:[\w+/=-]{8,}\s+)+-----+END [A-Z0-9 ]*(?:PRIVATE KEY|SEED|JWT)-----`), hidden},
+	{lazyregexp.New(`(?i)(authorization\W{1,8}(?:\w+ +)?)[\w.~+/=-]{6,}`), "${1}" + hidden},
 	// what rows hold may have parentheses as well: it ends at the last one of the line
-	{regexp.MustCompile(`(?i)(\bkey \([^)\n]*\)=\()(?:.*\)|[^)]*)`), "${1}" + hidden + ")"},
-	{regexp.MustCompile(`(?i)(failing row contains \()(?:.*\)|[^)]*)`), "${1}" + hidden + ")"},
+	{lazyregexp.New(`(?i)(\bkey \([^)\n]*\)=\()(?:.*\)|[^)]*)`), "${1}" + hidden + ")"},
+	{lazyregexp.New(`(?i)(failing row contains \()(?:.*\)|[^)]*)`), "${1}" + hidden + ")"},
 }
 
 // named and row are a name and its value, in the forms name=value, name: value and "name": "value". Those of
@@ -275,12 +276,12 @@ var (
 		`private[_-]?key|seed|jwt)[\w-]*`)
 	row = pairs(`doc|doc_id|docs|document|documents|actor|actor_id|key|seq_key|id|ids|event_id|payload|data|body|` +
 		`payload_base64|data_base64|subject|missing`)
-	told = regexp.MustCompile(`(?i)\b((?:doc|doc_id|document|actor|actor_id|key|seq_key|id|event|payload) )` +
+	told = lazyregexp.New(`(?i)\b((?:doc|doc_id|document|actor|actor_id|key|seq_key|id|event|payload) )` +
 		`(\\*")(?:[^"\\]|\\[^"])*\\*"`)
 )
 
-func pairs(names string) *regexp.Regexp {
-	return regexp.MustCompile(`(?i)(^|[^\w.-])((?:` + names + `)\\*["']?\s*[=:]\s*)` +
+func pairs(names string) func() *regexp.Regexp {
+	return lazyregexp.New(`(?i)(^|[^\w.-])((?:` + names + `)\\*["']?\s*[=:]\s*)` +
 		`(\\+"(?:[^"\\]|\\[^"])*\\+"|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|` + "`[^`]*`" +
 		`|\{.*\}|[^\s,;&"'})\]\\{\[]+)`)
 }
@@ -292,7 +293,7 @@ func hide(text string, form *regexp.Regexp) string {
 		name, value := m[2], m[3]
 		bare := strings.TrimRight(strings.TrimRight(name, " =:\t"), `"'\`)
 		switch quote := value[:len(value)-len(strings.TrimLeft(value, "\\\"'`"))]; {
-		case nameOfFile.MatchString(bare), strings.Trim(value, "\\\"'`") == "", value == "null",
+		case nameOfFile().MatchString(bare), strings.Trim(value, "\\\"'`") == "", value == "null",
 			value == "true", value == "false":
 			return found
 		case quote != "":
@@ -309,22 +310,22 @@ func hide(text string, form *regexp.Regexp) string {
 func (r *redactor) clean(text string, rows bool) string {
 	text = r.secrets.Replace(text)
 	for _, f := range forms {
-		text = f.form.ReplaceAllString(text, f.as)
+		text = f.form().ReplaceAllString(text, f.as)
 	}
-	text = hide(text, named)
+	text = hide(text, named())
 	if rows {
-		text = told.ReplaceAllString(hide(text, row), "${1}${2}"+hidden+"${2}")
+		text = told().ReplaceAllString(hide(text, row()), "${1}${2}"+hidden+"${2}")
 	}
 	return text
 }
 
 var (
-	hostField = regexp.MustCompile(`"(?:host|hostname|leader|cluster|server_name|client_hostname|holder_host)":\s*` +
+	hostField = lazyregexp.New(`"(?:host|hostname|leader|cluster|server_name|client_hostname|holder_host)":\s*` +
 		`"([^"]+)"`)
-	hostOfInstance = regexp.MustCompile(`outflow/[^/\s"]+/([\w.-]+)`)
-	replicaName    = regexp.MustCompile(`"name":\s*"([^"]+)",\s*"current"`)
-	ipv4           = regexp.MustCompile(`\b(?:\d{1,3}\.){3}\d{1,3}\b`)
-	ipv6           = regexp.MustCompile(`\[?\b[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{0,4}){2,7}\b\]?`)
+	hostOfInstance = lazyregexp.New(`outflow/[^/\s"]+/([\w.-]+)`)
+	replicaName    = lazyregexp.New(`"name":\s*"([^"]+)",\s*"current"`)
+	ipv4           = lazyregexp.New(`\b(?:\d{1,3}\.){3}\d{1,3}\b`)
+	ipv6           = lazyregexp.New(`\[?\b[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{0,4}){2,7}\b\]?`)
 )
 
 // learn finds the names of hosts, for [redactor.mask]: those of the settings, and those in what was read.
@@ -365,7 +366,7 @@ func (r *redactor) learn(cfg config.Config, texts []string) {
 		add(strings.TrimSpace(name))
 	}
 	for _, text := range texts {
-		for _, form := range []*regexp.Regexp{hostField, hostOfInstance, replicaName} {
+		for _, form := range []*regexp.Regexp{hostField(), hostOfInstance(), replicaName()} {
 			for _, m := range form.FindAllStringSubmatch(text, -1) {
 				add(m[1])
 			}
@@ -405,5 +406,5 @@ func (r *redactor) mask(text string) string {
 		}
 		return r.names[found]
 	}
-	return ipv6.ReplaceAllStringFunc(ipv4.ReplaceAllStringFunc(text, address), address)
+	return ipv6().ReplaceAllStringFunc(ipv4().ReplaceAllStringFunc(text, address), address)
 }
