@@ -26,6 +26,13 @@ func awayReadings() (Config, Readings) {
 	return c, r
 }
 
+// trackAway tracks another server's rows, from its 0xA1000 on, which came at 0x1000 here.
+func trackAway(t *testing.T) *tracked {
+	p := at(0xA1000, 5, time.Hour)
+	p.Read = 0x1000
+	return track(t, func(s *Start) { s.Checkpoint, s.Checkpoints = p.Checkpoint, []StoredCheckpoint{p} })
+}
+
 // TestAHomesPositionsAreNotComparedWithThisServers: slot, end of WAL and timelines speak of the server that
 // is read, places and messages of the home.
 func TestAHomesPositionsAreNotComparedWithThisServers(t *testing.T) {
@@ -109,11 +116,7 @@ func TestARecordOfAnothersRowsSaysWhereTheyAre(t *testing.T) {
 // TestASilentHomeKeepsNoWAL: while nothing comes from the home, what else this server writes is confirmed.
 func TestASilentHomeKeepsNoWAL(t *testing.T) {
 	t.Parallel()
-	p := at(0xA1000, 5, time.Hour)
-	p.Read = 0x1000
-	k := track(t, func(s *Start) {
-		s.Checkpoint, s.Checkpoints = p.Checkpoint, []StoredCheckpoint{p}
-	})
+	k := trackAway(t)
 	silent := func(read outbox.LSN) bool {
 		return k.Keepalive(relay.Checkpoint{Due: 0xA1000, Read: read, Settings: settings, Timeline: 1})
 	}
@@ -228,11 +231,7 @@ func TestAReaderThatStoppedAtACountStopsAgain(t *testing.T) {
 // stays in the record among a bounded number.
 func TestACheckpointThatItsHomeHasConfirmedStays(t *testing.T) {
 	t.Parallel()
-	p := at(0xA1000, 5, time.Hour)
-	p.Read = 0x1000
-	k := track(t, func(s *Start) {
-		s.Checkpoint, s.Checkpoints, s.Confirmed = p.Checkpoint, []StoredCheckpoint{p}, 0x1000
-	})
+	k := trackAway(t)
 	k.Limit(0xA1005)
 	_, r := awayReadings()
 	for i := range outbox.LSN(2 * maxLimited) {

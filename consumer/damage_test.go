@@ -28,6 +28,14 @@ func (w *harness) readAll(cfg Config, all []*stream.Message) {
 	w.exactly(all)
 }
 
+// readFirst has the effects of the first n messages, and publishes the others then.
+func (w *harness) readFirst(src *memoryStream, all []*stream.Message, n int) {
+	w.t.Helper()
+	src.publish(all[:n]...)
+	w.readAll(w.config(src), all[:n])
+	src.publish(all[n:]...)
+}
+
 // fails runs a consumer that must end with an error of the kind, whose text has all the words.
 func (w *harness) fails(cfg Config, kind error, words ...string) {
 	w.t.Helper()
@@ -146,9 +154,7 @@ func TestAGapEndsRunUnlessItIsAccepted(t *testing.T) {
 		t.Parallel()
 		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 		all := s.events(100, 9)
-		src.publish(all[:40]...)
-		w.readAll(w.config(src), all[:40])
-		src.publish(all[40:]...)
+		w.readFirst(src, all, 40)
 		src.removeTo(60)
 		w.fails(w.config(src), ErrGap, "sequences 41 to 60", "outflow replay", "AcceptGap")
 		w.exactly(all[:40])
@@ -196,9 +202,7 @@ func TestAGapEndsRunUnlessItIsAccepted(t *testing.T) {
 		t.Parallel()
 		w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 		all := s.events(10, 3)
-		src.publish(all[:5]...)
-		w.readAll(w.config(src), all[:5])
-		src.publish(all[5:]...)
+		w.readFirst(src, all, 5)
 		src.remove(6, 7)
 		w.fails(w.config(src), ErrGap, "sequences 6 to 7")
 	})

@@ -219,23 +219,39 @@ func inClusters(t *testing.T, seed uint64, first relay.Settings, durable time.Du
 	})
 }
 
-// TestACountElsewhereIsTheHomes: whatever fails at a home or at a cluster that reads its rows, the counts are
-// the same, both streams are the home's, and the slot elsewhere keeps what the home has not confirmed.
-func TestACountElsewhereIsTheHomes(t *testing.T) {
-	t.Parallel()
+// writtenInClusters runs a schedule of chance for each seed, at a home and a cluster that reads its rows: do
+// writes load. stream tells the chances of one test from those of another.
+func writtenInClusters(t *testing.T, stream uint64,
+	do func(c *clusters, load *workload, rnd *rand.Rand, durable time.Duration) error) {
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", trials(20), func(seed uint64) {
-		rnd := rand.New(rand.NewPCG(seed, 8))
+		rnd := rand.New(rand.NewPCG(seed, stream))
 		durable := pick(rnd, 0, 2*time.Second, 6*time.Second)
 		inClusters(t, seed, randomSettings(rnd), durable, func(c *clusters) error {
 			c.home.run(options{})
 			c.away.run(options{})
 			load := &workload{rnd: rnd, counters: map[string]int{}, changes: true, docs: 3,
 				sizes: []int{1, 1, 2, 5}}
+			return do(c, load, rnd, durable)
+		})
+	})
+}
+
+// write writes n transactions of load at the home, a moment apart.
+func (c *clusters) write(load *workload, n int) {
+	for range n {
+		c.home.with(func() { load.write(c.home.pg) })
+		time.Sleep(time.Duration(load.rnd.IntN(int(20 * time.Millisecond))))
+	}
+}
+
+// TestACountElsewhereIsTheHomes: whatever fails at a home or at a cluster that reads its rows, the counts are
+// the same, both streams are the home's, and the slot elsewhere keeps what the home has not confirmed.
+func TestACountElsewhereIsTheHomes(t *testing.T) {
+	t.Parallel()
+	writtenInClusters(t, 8,
+		func(c *clusters, load *workload, rnd *rand.Rand, durable time.Duration) error {
 			for range 3 + rnd.IntN(8) {
-				for range 1 + rnd.IntN(20) {
-					c.home.with(func() { load.write(c.home.pg) })
-					time.Sleep(time.Duration(rnd.IntN(int(20 * time.Millisecond))))
-				}
+				c.write(load, 1+rnd.IntN(20))
 				c.goWrong()
 				time.Sleep(time.Duration(rnd.IntN(int(4 * time.Second))))
 			}
@@ -274,7 +290,6 @@ func TestACountElsewhereIsTheHomes(t *testing.T) {
 			})
 			return c.faults()
 		})
-	})
 }
 
 // TestASkippedTransactionIsFoundByItsCount: a transaction that a subscription has skipped, or another one in
@@ -341,40 +356,28 @@ func TestASkippedTransactionIsFoundByItsCount(t *testing.T) {
 // is.
 func TestAnyClusterGoesOnFromTheHomesCheckpoint(t *testing.T) {
 	t.Parallel()
-	seeds.Each(t, "pipeline.seed", "pipeline.trials", trials(20), func(seed uint64) {
-		rnd := rand.New(rand.NewPCG(seed, 9))
-		durable := pick(rnd, 0, 2*time.Second, 6*time.Second)
-		inClusters(t, seed, randomSettings(rnd), durable, func(c *clusters) error {
-			c.home.run(options{})
-			c.away.run(options{})
-			load := &workload{rnd: rnd, counters: map[string]int{}, changes: true, docs: 3,
-				sizes: []int{1, 1, 2, 5}}
-			write := func(n int) {
-				for range n {
-					c.home.with(func() { load.write(c.home.pg) })
-					time.Sleep(time.Duration(rnd.IntN(int(20 * time.Millisecond))))
-				}
-			}
+	writtenInClusters(t, 9,
+		func(c *clusters, load *workload, rnd *rand.Rand, durable time.Duration) error {
 			for begun := time.Now(); time.Since(begun) < 2*durable+10*time.Second; {
-				write(5)
+				c.write(load, 5)
 				time.Sleep(time.Second)
 			}
 			for range rnd.IntN(6) {
-				write(rnd.IntN(20))
+				c.write(load, rnd.IntN(20))
 				c.goWrong()
 				time.Sleep(time.Duration(rnd.IntN(int(4 * time.Second))))
 			}
-			write(rnd.IntN(20))
+			c.write(load, rnd.IntN(20))
 			for _, w := range []*harness{c.home, c.away} {
 				w.procs[len(w.procs)-1].kill()
 			}
-			write(rnd.IntN(20))
+			c.write(load, rnd.IntN(20))
 			time.Sleep(time.Minute) // what is still on its way arrives
 			if err := c.handOver(); err != nil {
 				return err
 			}
 			c.away.run(options{})
-			write(rnd.IntN(20))
+			c.write(load, rnd.IntN(20))
 			for begun := time.Now(); time.Since(begun) < 30*time.Second; time.Sleep(time.Second) {
 				c.home.with(func() { c.home.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) })
 			}
@@ -391,7 +394,6 @@ func TestAnyClusterGoesOnFromTheHomesCheckpoint(t *testing.T) {
 			}
 			return c.faults()
 		})
-	})
 }
 
 // handOver gives the other cluster the home's stream and record.

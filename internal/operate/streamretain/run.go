@@ -244,42 +244,24 @@ func (c *command) anew(before, now *stream) error {
 }
 
 // stream is what JetStream says of the stream.
-type stream struct {
-	Created time.Time           `json:"created"`
-	Now     time.Time           `json:"ts"`
-	Config  streamretain.Limits `json:"config"`
-	State   struct {
-		Messages uint64 `json:"messages"`
-		Bytes    uint64 `json:"bytes"`
-		First    uint64 `json:"first_seq"`
-		Last     uint64 `json:"last_seq"`
-		Deleted  uint64 `json:"num_deleted"` // between these
-	} `json:"state"`
-	Cluster *struct {
-		Leader string `json:"leader"`
-	} `json:"cluster"`
-}
+type stream = jsapi.StreamInfo[streamretain.Limits]
 
 // stream reads the stream's state from its leader.
 func (c *command) stream(ctx context.Context) (*stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	var info struct {
-		jsapi.Answer
-		stream
-	}
-	err := c.conn.API().Ask(ctx, "STREAM.INFO."+c.cfg.Stream, nil, &info)
+	s, err := jsapi.Stream[streamretain.Limits](ctx, c.conn.API(), c.cfg.Stream)
 	switch {
-	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound):
-		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "stream_missing",
-			Message: fmt.Sprintf("stream %s does not exist", c.cfg.Stream)}
 	case err != nil:
 		return nil, err
-	case info.Cluster != nil && info.Cluster.Leader == "":
+	case s == nil:
+		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "stream_missing",
+			Message: fmt.Sprintf("stream %s does not exist", c.cfg.Stream)}
+	case !s.Led():
 		return nil, &outbox.Fault{Class: outbox.Transient, Code: "no_leader",
 			Message: fmt.Sprintf("stream %s has no leader", c.cfg.Stream)}
 	}
-	return &info.stream, nil
+	return s, nil
 }
 
 // read reads the facts. The stream comes last: at least what the record and the archive say is in it, and it
