@@ -246,76 +246,6 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestRowsThatWereNeverPublishedStay: they are counted and named, however old, and only their exact number
-// lets the partition go.
-func TestRowsThatWereNeverPublishedStay(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 2)
-	w.insert(0, 20, true)
-	w.insert(1, 20, true)
-	w.Exec("CREATE TABLE brought (LIKE outbox INCLUDING ALL)")
-	w.Exec(`INSERT INTO brought (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', n, '{}',
-		'2024-04-30 12:00Z' FROM generate_series(1, 13) n`)
-	w.Exec("ALTER TABLE outbox ATTACH PARTITION brought FOR VALUES FROM ('2024-04-30') TO ('2024-05-01')")
-	w.apply()
-	w.confirm(w.Slot)
-	_, err := w.try()
-	f := wantFault(t, err, outbox.Gap, codeUnpublished)
-	named := 0
-	for _, id := range strings.Fields(w.Text("SELECT string_agg(id::text, ' ') FROM brought")) {
-		if strings.Contains(f.Message, id) {
-			named++
-		}
-	}
-	if !strings.Contains(f.Message, "13 rows of partition \"public\".\"brought\"") || named != 10 ||
-		!strings.Contains(f.Hint, "--accept-unpublished 13") {
-		t.Errorf("%d are named: %v", named, f)
-	}
-	if w.exists(0) || w.exists(1) {
-		t.Error("the others did not go")
-	}
-	if len(w.reads) != 2 || w.reads[1] != (time.Time{}) || w.reads[0].IsZero() {
-		t.Errorf("before rows are said to be missing the whole stream is read: %v", w.reads)
-	}
-	w.o.AcceptUnpublished = 12
-	_, err = w.try()
-	wantFault(t, err, outbox.Gap, codeUnpublished)
-	w.o.AcceptUnpublished = 13
-	w.apply()
-	if w.Text("SELECT (to_regclass('brought') IS NULL)::text") != "true" {
-		t.Error("it did not go")
-	}
-}
-
-// TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished: retention has removed the
-// messages of a partition that Outflow made, and of one that it did not.
-func TestRowsOlderThanTheStreamAreMissedWhereNothingShowsThatTheyWerePublished(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 2, false)
-	w.cfg.Every, w.cfg.Slack = time.Second, 1000000*time.Hour
-	w.apply() // makes some of a second each
-	made := w.Text("SELECT name FROM outflow_partitions WHERE made ORDER BY lower LIMIT 1")
-	w.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1, '{}', lower
-		FROM outflow_partitions WHERE name = $1`, made)
-	w.cfg.Slack = 0
-	outboxdb.Eventually(t, "the made one is over", func() bool {
-		return w.Text("SELECT (upper < now())::text FROM outflow_partitions WHERE name = $1", made) == "true"
-	})
-	w.seen.Oldest, w.seen.Removed = time.Now().Add(time.Hour), true
-	w.apply()
-	w.confirm(w.Slot)
-	for range 2 {
-		_, err := w.try()
-		wantFault(t, err, outbox.Gap, codeUnpublished)
-	}
-	if !w.exists(0) || w.Text("SELECT state FROM outflow_partitions WHERE name = "+
-		"$1", made) != string(Dropped) {
-		t.Errorf("the one that was there: %s, the one that was made: %s", w.state(0), w.Text(
-			"SELECT state FROM outflow_partitions WHERE name = $1", made))
-	}
-}
-
 // TestWhatIsWrittenToADetachedPartitionIsFound: a row that came after the fence, and even after the
 // verification, keeps the partition from being dropped: also where the stream does not reach back so far, and
 // without ids.
@@ -504,28 +434,6 @@ func (w *world) fence(i int) outbox.LSN {
 	return lsn
 }
 
-// TestWithoutAnIDAnAcceptedGapOfTheArchiveRefusesAllRows: nobody knows whose messages were lost.
-func TestWithoutAnIDAnAcceptedGapOfTheArchiveRefusesAllRows(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.cfg.ID, w.cfg.Archive = "", true
-	w.insert(0, 5, true)
-	w.apply()
-	w.confirm(w.Slot)
-	fence := w.fence(0)
-	w.out.Archive = Reach{Last: 9, Complete: fence + 1, Whole: fence - 1}
-	_, err := w.try()
-	if f := wantFault(t, err, outbox.Gap, codeUnpublished); !strings.Contains(f.Message, "5 rows of") ||
-		len(w.reads) == 0 {
-		t.Errorf("%v; read %d times", f, len(w.reads))
-	}
-	w.o.AcceptUnpublished = 5
-	w.apply()
-	if w.exists(0) {
-		t.Errorf("it is %s", w.state(0))
-	}
-}
-
 // TestPgPartmanIsLeftItsWork: Outflow neither makes nor detaches, and takes up what it moved away.
 func TestPgPartmanIsLeftItsWork(t *testing.T) {
 	t.Parallel()
@@ -628,26 +536,6 @@ func (w *world) terminate(pid string) {
 	})
 }
 
-// TestTheDropVerifiesAgain: the first run only sleeps between the verification and the drop.
-func TestTheDropVerifiesAgain(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
-	w.confirm(w.Slot)
-	w.o.Hit = func(point string) {
-		if point == "partition.verified" {
-			w.Exec(`INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 9,
-				'{}', '2024-05-01 02:00Z')`)
-			w.o.Hit = nil
-		}
-	}
-	wantWhy(t, w.apply(), 0, "its rows are not those that were verified")
-	if w.Text("SELECT count(*)::text FROM outbox_0") != "6" {
-		t.Error("a row is gone")
-	}
-}
-
 // TestAStoppedDropLetsItsLockGo: PostgreSQL ends the transaction of a process that is stopped in the middle
 // of a drop, so that a repair can read the partition.
 func TestAStoppedDropLetsItsLockGo(t *testing.T) {
@@ -670,38 +558,6 @@ func TestAStoppedDropLetsItsLockGo(t *testing.T) {
 	w.cfg.IdleTimeout, w.o.Hit = 0, nil
 	if steps := w.apply(); w.exists(0) {
 		t.Errorf("it stays: %+v", steps)
-	}
-}
-
-// TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts: rows can't be compared, so after stream or cluster were
-// made anew nothing shows that they are published.
-func TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts(t *testing.T) {
-	t.Parallel()
-	for _, what := range []string{"same", "stream", "cluster"} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, pgtest.Server(t), 1)
-			w.cfg.ID = ""
-			w.insert(0, 5, false)
-			w.apply()
-			switch what {
-			case "stream":
-				w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
-			case "cluster":
-				w.Exec("UPDATE outflow_partitions SET system_id = '1' WHERE state = 'sealed'")
-				w.apply()
-			}
-			w.confirm(w.Slot)
-			_, err := w.try()
-			if what == "same" {
-				must.Succeed(t, err)
-			} else {
-				wantFault(t, err, outbox.Gap, codeUnpublished)
-			}
-			if w.exists(0) == (what == "same") {
-				t.Errorf("it is %s", w.state(0))
-			}
-		})
 	}
 }
 

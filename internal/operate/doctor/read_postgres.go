@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net"
 	"strconv"
 	"time"
@@ -16,8 +15,6 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/internal/lifecycle/partition"
-	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -59,29 +56,6 @@ type Certificate struct {
 	Until time.Time
 }
 
-// Slot is a row of pg_replication_slots. What a version does not have is zero.
-type Slot struct {
-	Name         string      `json:"slot_name"`
-	Plugin       string      `json:"plugin"`
-	Type         string      `json:"slot_type"`
-	Database     string      `json:"database"`
-	Temporary    bool        `json:"temporary"`
-	Active       bool        `json:"active"`
-	PID          int         `json:"active_pid"`
-	Holder       string      `json:"holder"` // application_name of the process
-	Confirmed    *outbox.LSN `json:"confirmed_flush_lsn"`
-	Restart      *outbox.LSN `json:"restart_lsn"`
-	WALStatus    string      `json:"wal_status"`
-	Safe         *int64      `json:"safe_wal_size"`
-	XminAge      int64       `json:"xmin_age"`
-	Retained     int64       `json:"retained"`
-	Behind       int64       `json:"behind"` // from restart to confirmed
-	Failover     bool        `json:"failover"`
-	Synced       bool        `json:"synced"`
-	Invalidation string      `json:"invalidation_reason"`
-	Conflicting  bool        `json:"conflicting"`
-}
-
 // Activity is what runs on the server.
 type Activity struct {
 	Transactions []Transaction // those that write, the oldest first
@@ -112,36 +86,6 @@ type Stats struct {
 	ArchiveSince   string `json:"archive_since"`
 
 	PublicEmits bool `json:"public_emits"` // every role may write logical messages
-}
-
-// TableStats are the table's counters, those of its partitions added up.
-type TableStats struct {
-	Rows int64 `json:"rows"`
-	Dead int64 `json:"dead"`
-}
-
-// Parked are a consumer's parked events, in the database that postgres.url names.
-type Parked struct {
-	Table    string  `json:"-"`
-	Consumer string  `json:"name"`
-	Events   int64   `json:"events"`
-	Seconds  float64 `json:"seconds"` // since the oldest was parked
-}
-
-// Shared is a consumer of the stream whose instances share its partitions, in the database that postgres.url
-// names.
-type Shared struct {
-	Table      string   `json:"-"`
-	Consumer   string   `json:"name"`
-	Filters    []string `json:"filters"`
-	Partitions int      `json:"partitions"`
-	Wanted     int      `json:"wanted"`  // partitions that it is to have; 0: no change is under way
-	Barrier    uint64   `json:"barrier"` // where it happens
-	Running    int      `json:"running"` // instances
-	Silent     []string `json:"silent"`  // instances that neither run nor ended
-	Unowned    int      `json:"unowned"` // partitions that nobody works on
-	Holed      int      `json:"holed"`   // partitions whose newest done message the broker has lost
-	Least      uint64   `json:"least"`   // the slowest partition is done up to here
 }
 
 // pgReader reads from PostgreSQL.
@@ -316,33 +260,6 @@ func (r *pgReader) readStats(ctx context.Context) error {
 		r.f.Config.Slot, postgres.NamePrefix(r.f.Config.Slot))
 }
 
-func (r *pgReader) readSlots(ctx context.Context) {
-	r.from(ctx, srcSlots, func(ctx context.Context) (err error) {
-		if r.f.Slots, err = readSlots(ctx, r.conn, r.f.Config.Slot); err != nil {
-			return err
-		}
-		return pgx.BeginTxFunc(ctx, r.conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			if err := limit(ctx, tx); err != nil {
-				return err
-			}
-			r.f.Readings.Slot, err = catalog.ReadSlot(ctx, tx, r.f.Config.Slot)
-			return err
-		})
-	})
-}
-
-// readSlots reads all slots: ours first, then those that nobody reads.
-func readSlots(ctx context.Context, conn *pgx.Conn, ours string) (all []Slot, err error) {
-	const end = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
-	return all, query(ctx, conn, &all, fmt.Sprintf(`SELECT coalesce(jsonb_agg(x.slot), '[]')::text FROM (
-		SELECT to_jsonb(s) || jsonb_build_object('xmin_age', coalesce(age(s.catalog_xmin), 0),
-			'retained', coalesce(greatest(%s - s.restart_lsn, 0), 0),
-			'behind', coalesce(greatest(s.confirmed_flush_lsn - s.restart_lsn, 0), 0),
-			'holder', coalesce(a.application_name, '')) AS slot
-		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
-		ORDER BY s.slot_name <> $1, s.active, s.slot_name LIMIT %d) x`, end, most), ours)
-}
-
 func (r *pgReader) readIdentity(ctx context.Context) {
 	r.from(ctx, srcReplication, func(ctx context.Context) (err error) {
 		r.f.Identity, err = r.session.Server(ctx)
@@ -389,65 +306,6 @@ func (r *pgReader) readWriter(ctx context.Context) error {
 	return conn.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&r.f.Writer.InRecovery)
 }
 
-func (r *pgReader) readTable(ctx context.Context) error {
-	return r.reading(ctx, func(q catalog.Querier) error {
-		l, err := wiring.Apply(ctx, r.f.Config, tableReader{r, q})
-		if f := outbox.FaultOf(err); f != nil && f.Code == "table_missing" &&
-			(r.o.BeforeInit || r.nothing()) {
-			return nil // init makes it
-		}
-		if err == nil {
-			l.Follow(r.f.Config, r.f.Readings.Record)
-			r.f.Layout = l
-		}
-		return err
-	})
-}
-
-func (r *pgReader) readPartitions(ctx context.Context) error {
-	if !r.f.hasTable() {
-		return nil
-	}
-	return r.reading(ctx, func(q catalog.Querier) (err error) {
-		r.f.Partitions, err = partition.Look(ctx, q, r.f.Layout.Table, r.f.Config.Retain.OtherSlots)
-		return err
-	})
-}
-
-// nothing reports whether there is neither slot nor record: that outflow init was not run is what has to be
-// said then.
-func (r *pgReader) nothing() bool {
-	return r.f.known(srcSlots, srcRecord) && !r.f.Readings.Slot.Exists && r.f.Readings.Record == nil
-}
-
-// reading lends out a transaction that may only read.
-func (r *pgReader) reading(ctx context.Context, do func(catalog.Querier) error) error {
-	return pgx.BeginTxFunc(ctx, r.conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if err := limit(ctx, tx); err != nil {
-			return err
-		}
-		return do(tx)
-	})
-}
-
-type tableReader struct {
-	r *pgReader
-	q catalog.Querier
-}
-
-func (t tableReader) Table(ctx context.Context) (catalog.Table, error) {
-	return catalog.ReadTable(ctx, t.q, t.r.f.Config.Table)
-}
-
-func (t tableReader) Cluster(ctx context.Context) (catalog.Cluster, error) {
-	c, err := catalog.ReadCluster(ctx, t.q, t.r.f.Postgres.Number, wiring.Catalog(t.r.f.Config))
-	if f := outbox.FaultOf(err); f != nil && f.Code == "control_table" &&
-		(t.r.o.BeforeInit || t.r.nothing()) {
-		return c, nil // init makes it
-	}
-	return c, err
-}
-
 // settingNames are the settings that checks look at.
 var settingNames = []string{
 	"wal_level", "max_replication_slots", "max_wal_senders", "max_connections",
@@ -478,153 +336,4 @@ func (r *pgReader) readActivity(ctx context.Context) error {
 		FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
 		UNION ALL SELECT 0, gid, '', database, extract(epoch FROM clock_timestamp() - prepared)
 		FROM pg_prepared_xacts) t ORDER BY seconds DESC LIMIT 5`))
-}
-
-func (r *pgReader) readTableStats(ctx context.Context) error {
-	if !r.f.hasTable() {
-		return nil
-	}
-	// The tree is read from pg_inherits: pg_partition_tree waits for whoever has locked a partition.
-	return query(ctx, r.conn, &r.f.Table, one(`WITH RECURSIVE tree AS (
-			SELECT $1::oid AS relid UNION SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relid
-			JOIN pg_class p ON p.oid = t.relid AND p.relkind = 'p')
-		SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint AS rows,
-			coalesce(sum(pg_stat_get_dead_tuples(c.oid)), 0)::bigint AS dead
-		FROM tree t JOIN pg_class c ON c.oid = t.relid WHERE c.relkind = 'r'`), r.f.Layout.Table.OID)
-}
-
-func (r *pgReader) readPublication(ctx context.Context) error {
-	if r.f.Layout == nil || r.nothing() {
-		return nil
-	}
-	return r.reading(ctx, func(q catalog.Querier) error {
-		id, err := catalog.CheckPublication(ctx, q, r.f.Postgres.Number,
-			wiring.Catalog(r.f.Config), r.f.Layout.Needed())
-		if err != nil {
-			return err
-		}
-		r.f.Publication.Identity, r.f.Readings.Publication = id, id
-		return q.QueryRow(ctx, "SELECT puballtables FROM pg_publication WHERE pubname = $1",
-			r.f.Config.Publication).Scan(&r.f.Publication.AllTables)
-	})
-}
-
-// tables lists the schemas in which consumers have a table, and fails without the right to read one.
-func (r *pgReader) tables(ctx context.Context, name string) (schemas []string, err error) {
-	var tables []struct {
-		Schema  string `json:"nspname"`
-		Allowed bool   `json:"allowed"`
-	}
-	err = query(ctx, r.conn, &tables, many(fmt.Sprintf(`SELECT n.nspname,
-			has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AS allowed
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relname = '%s' AND c.relkind = 'r' ORDER BY 1 LIMIT 16`, name)))
-	for _, t := range tables {
-		if !t.Allowed {
-			return nil, noRight(fmt.Sprintf("GRANT SELECT ON %s TO %s",
-				pgx.Identifier{t.Schema, name}.Sanitize(), postgres.Quote(r.f.Postgres.Role)))
-		}
-		schemas = append(schemas, t.Schema)
-	}
-	return schemas, err
-}
-
-// readShared reads the consumers of the stream that share their partitions, in whichever schema they have
-// their tables. Those of an earlier version, without a table of instances, are left out.
-func (r *pgReader) readShared(ctx context.Context) error {
-	var schemas []string
-	for _, table := range []string{"outflow_consumer", "outflow_mark", "outflow_member"} {
-		var err error
-		if schemas, err = r.tables(ctx, table); err != nil {
-			return err
-		}
-	}
-	for _, schema := range schemas {
-		table := func(name string) string { return pgx.Identifier{schema, name}.Sanitize() }
-		var found []Shared
-		err := query(ctx, r.conn, &found, many(fmt.Sprintf(`SELECT c.name, c.filters, c.partitions,
-				coalesce(c.wanted_partitions, 0) AS wanted, coalesce(c.barrier, 0) AS barrier, m.*, k.*
-			FROM %s c, LATERAL (
-				SELECT count(*) FILTER (WHERE expires > clock_timestamp()) AS running,
-					coalesce(jsonb_agg(instance) FILTER (WHERE expires <= clock_timestamp()), '[]') AS silent
-				FROM %[2]s WHERE name = c.name) m, LATERAL (
-				SELECT count(*) FILTER (WHERE holed) AS holed, coalesce(min(seq), 0) AS least,
-					count(*) FILTER (WHERE NOT EXISTS (SELECT FROM %[2]s o WHERE o.name = c.name
-						AND o.instance = owner AND o.expires > clock_timestamp())) AS unowned
-				FROM %s WHERE name = c.name AND source = 'live') k
-			WHERE c.stream = %s AND c.partitions > 0 ORDER BY c.name LIMIT %d`, table("outflow_consumer"),
-			table("outflow_member"), table("outflow_mark"), postgres.Literal(r.f.Config.Stream), most)))
-		if err != nil {
-			return err
-		}
-		for _, s := range found {
-			s.Table = table("outflow_consumer")
-			r.f.Shared = append(r.f.Shared, s)
-		}
-	}
-	return nil
-}
-
-// readParked reads the tables of parked events of this database, in whichever schema consumers have them.
-func (r *pgReader) readParked(ctx context.Context) error {
-	schemas, err := r.tables(ctx, "outflow_parked")
-	if err != nil {
-		return err
-	}
-	for _, schema := range schemas {
-		quoted := pgx.Identifier{schema, "outflow_parked"}.Sanitize()
-		var found []Parked
-		if err := query(ctx, r.conn, &found, many(fmt.Sprintf(`SELECT name, count(*) AS events,
-				extract(epoch FROM clock_timestamp() - min(parked_at)) AS seconds
-			FROM %s GROUP BY name ORDER BY name LIMIT %d`, quoted, most))); err != nil {
-			return err
-		}
-		for _, p := range found {
-			p.Table = quoted
-			r.f.Parked = append(r.f.Parked, p)
-		}
-	}
-	return nil
-}
-
-// Standby is a server that is to become the primary.
-type Standby struct {
-	*Server
-	Settings map[string]string
-	Slots    []Slot
-	SystemID string
-	Behind   int64 // bytes of WAL that it has received and not replayed, -1: not known
-}
-
-func (r *reader) readStandby(ctx context.Context) error {
-	target := postgres.Target{Setting: "--standby", URL: r.o.Standby}
-	defer progress.Wait(ctx, "waiting for the standby: "+target.String())()
-	conn, err := target.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer postgres.Close(conn)
-	s := &Standby{Settings: map[string]string{}}
-	if s.Server, err = readServer(ctx, conn); err != nil {
-		return err
-	}
-	settings, err := readSettings(ctx, conn)
-	if err != nil {
-		return err
-	}
-	maps.Copy(s.Settings, settings)
-	if s.Slots, err = readSlots(ctx, conn, r.f.Config.Slot); err != nil {
-		return err
-	}
-	var more struct {
-		System string `json:"system"`
-		Behind int64  `json:"behind"`
-	}
-	if err := query(ctx, conn, &more, one(`SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system,
-		coalesce(greatest(pg_last_wal_receive_lsn() - pg_last_wal_replay_lsn(), 0), -1) AS behind`)); err != nil {
-		return err
-	}
-	s.SystemID, s.Behind = more.System, more.Behind
-	r.f.Standby = s
-	return nil
 }
