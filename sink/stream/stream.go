@@ -95,8 +95,8 @@ type subjectTransform struct {
 	Dest   string `json:"dest"`
 }
 
-// isIngress tells whether a subject may be the only one of a stream of ours: a word of 1 to 64 letters, digits, _
-// and - between "_outflow." and ".>".
+// isIngress tells whether a subject may be the only one of a stream of ours: a word of 1 to 64 letters,
+// digits, _ and - between "_outflow." and ".>".
 func isIngress(subject string) bool {
 	const possible = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 	word, ours := strings.CutPrefix(subject, "_outflow.")
