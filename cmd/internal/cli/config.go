@@ -34,22 +34,14 @@ func (a *App) configured(cmd *cobra.Command,
 	return cmd
 }
 
-// addSettings makes the settings flags of the command that a command line names, and of those above it. There
-// are many settings and many commands: all of each would take longer than most commands do.
+// addSettings makes the settings flags of the command that a command line names. There are many settings and
+// many commands: all of each would take longer than most commands do.
 func (a *App) addSettings(root *cobra.Command, line []string) {
 	if len(line) > 0 && (line[0] == cobra.ShellCompRequestCmd || line[0] == cobra.ShellCompNoDescRequestCmd) {
 		line = line[1:]
 	}
-	// What follows a flag that is not known yet may be its value, or the name of a subcommand.
-	for added := true; added; {
-		added = false
-		cmd, _, _ := root.Find(line)
-		for ; cmd != nil; cmd = cmd.Parent() {
-			if _, settings := splitFlags(cmd.Flags()); config.HasSettings(cmd) && !settings.HasFlags() {
-				config.AddFlags(cmd, a.args)
-				added = true
-			}
-		}
+	if cmd, _, _ := root.Find(line); config.HasSettings(cmd) {
+		config.AddFlags(cmd, a.args)
 	}
 }
 
