@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // The defaults and limits of a [Config].
@@ -143,7 +144,7 @@ func (c Config) Validate() error {
 	if err := c.validateServers(); err != nil {
 		return err
 	}
-	if !isStreamName(c.Stream) {
+	if !stream.IsName(c.Stream, 255) {
 		return usage("stream", fmt.Sprintf("stream %q: not a name of 1 to 255 letters, digits, _ and -",
 			c.Stream), "Choose another name.")
 	}
@@ -153,12 +154,6 @@ func (c Config) Validate() error {
 	}
 	_, err := newEncoder(c)
 	return err
-}
-
-// isStreamName reports whether s is 1 to 255 letters, digits, _ and -.
-func isStreamName(s string) bool {
-	const possible = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
-	return s != "" && len(s) <= 255 && strings.Trim(s, possible) == ""
 }
 
 // validateServers reads the URLs before anyone else does, because an error of nats.go would quote them, with

@@ -95,13 +95,18 @@ type subjectTransform struct {
 	Dest   string `json:"dest"`
 }
 
-// isIngress tells whether a subject may be the only one of a stream of ours: a word of 1 to 64 letters,
-// digits, _ and - between "_outflow." and ".>".
-func isIngress(subject string) bool {
+// IsName reports whether s is 1 to most letters, digits, _ and -.
+func IsName(s string, most int) bool {
 	const possible = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
-	word, ours := strings.CutPrefix(subject, "_outflow.")
-	word, all := strings.CutSuffix(word, ".>")
-	return ours && all && word != "" && len(word) <= 64 && strings.Trim(word, possible) == ""
+	return s != "" && len(s) <= most && strings.Trim(s, possible) == ""
+}
+
+// isIngress reports whether a subject may be the only one of a stream of ours: a name between "_outflow." and
+// ".>".
+func isIngress(subject string) bool {
+	name, ours := strings.CutPrefix(subject, "_outflow.")
+	name, all := strings.CutSuffix(name, ".>")
+	return ours && all && IsName(name, 64)
 }
 
 // Ingress is the prefix that publishes go to, with its last dot.
