@@ -24,6 +24,7 @@ type crashAt struct {
 	mu      sync.Mutex
 	n       int
 	answers bool // that of a commit may be lost too
+	dead    bool // what comes after it crashes, too: Run goes on after an answer that was lost
 }
 
 var errCrash = errors.New("crash")
@@ -34,7 +35,7 @@ func (c *crashAt) at(at stream.Point, _ uint64) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n--; c.n == 0 {
+	if c.n--; c.n == 0 || c.n < 0 && c.dead {
 		return errCrash
 	}
 	return nil

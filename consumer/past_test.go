@@ -239,7 +239,7 @@ func TestACrashAnywhereInTheArchiveHasNoEffectTwice(t *testing.T) {
 			past.to(uint64(30 + n))
 			src.removeTo(int64(10 + n*3/2))
 		}
-		cfg.hooks.Crash = (&crashAt{n: n, answers: n%2 == 0}).at
+		cfg.hooks.Crash = (&crashAt{n: n, answers: n%2 == 0, dead: true}).at
 		r := w.start(w.consumer(cfg), handler)
 		crashed := false
 		if !await.True(func() bool {
