@@ -92,7 +92,8 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		heldPartitions: f.activeGauge("held_partitions",
 			"Partitions that wait at an event which fails and is not parked: Halt, or Config.ParkLimit."),
 		lagTime: f.activeGauge("lag_seconds",
-			"Age of the oldest message that was read and is not done; 0 if there is none."),
+			"Age of the oldest message that was read and is not done; 0 if there is none. What waits "+
+				"unread may be older: alert on lag_messages."),
 		batchSize: f.histogram("batch_events", "Events that shared a transaction.", 1, 14),
 		commit:    f.histogram("commit_seconds", "Time of a transaction's commit.", 0.00025, 18),
 		latency: f.histogram("latency_seconds",

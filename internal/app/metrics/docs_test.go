@@ -13,9 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
@@ -25,7 +28,36 @@ import (
 
 var update = flag.Bool("update", false, "write docs/metrics.md")
 
-// everything gathers each metric that there is, by a process that knows everything.
+// full is a registry that has a series of each family, also of one that nothing has happened to yet.
+type full struct{ *prometheus.Registry }
+
+func (r full) Register(c prometheus.Collector) error {
+	descs := make(chan *prometheus.Desc, 1)
+	c.Describe(descs)
+	labels := strings.Split(regexp.MustCompile(`variableLabels: {(.+)}`).FindStringSubmatch(
+		(<-descs).String())[1], ",")
+	switch c := c.(type) {
+	case *prometheus.CounterVec:
+		c.WithLabelValues(labels...)
+	case *prometheus.GaugeVec:
+		c.WithLabelValues(labels...)
+	}
+	return r.Registry.Register(c)
+}
+
+// ofConsumer gathers each metric of package consumer.
+func ofConsumer(t *testing.T) []*dto.MetricFamily {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	_, err := consumer.New(struct{ jetstream.JetStream }{}, consumer.JetStream(),
+		consumer.Config{Name: "search", Stream: "OUTBOX", Registerer: full{registry}})
+	must.Succeed(t, err)
+	families, err := registry.Gather()
+	must.Succeed(t, err)
+	return families
+}
+
+// everything gathers each metric that there is of the program, by a process that knows everything.
 func everything(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	now, safe := time.Now(), int64(1)
@@ -87,18 +119,21 @@ func everything(t *testing.T) []*dto.MetricFamily {
 }
 
 func TestNamesAreAsPrometheusWantsThem(t *testing.T) {
-	families := everything(t)
-	problems, err := promlint.NewWithMetricFamilies(families).Lint()
-	must.Succeed(t, err)
-	for _, p := range problems {
-		t.Errorf("%s: %s", p.Metric, p.Text)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if !slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
-				return l.GetName() == "slot" && l.GetValue() == "outflow"
-			}) {
-				t.Errorf("%s has a series without the label slot", f.GetName())
+	for label, families := range map[string][]*dto.MetricFamily{
+		"slot": everything(t), "consumer": ofConsumer(t),
+	} {
+		problems, err := promlint.NewWithMetricFamilies(families).Lint()
+		must.Succeed(t, err)
+		for _, p := range problems {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if !slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
+					return l.GetName() == label
+				}) {
+					t.Errorf("%s has a series without the label %s", f.GetName(), label)
+				}
 			}
 		}
 	}
@@ -136,7 +171,7 @@ func TestWhatIsNotKnownHasNoSeries(t *testing.T) {
 // TestThePageOfMetricsIsThatOfTheProgram compares docs/metrics.md with what the program has; -update writes
 // it.
 func TestThePageOfMetricsIsThatOfTheProgram(t *testing.T) {
-	families := everything(t)
+	families := append(everything(t), ofConsumer(t)...)
 	var b bytes.Buffer
 	b.WriteString(docHead)
 	rest := slices.Clone(families)
@@ -166,8 +201,7 @@ func TestThePageOfMetricsIsThatOfTheProgram(t *testing.T) {
 			base := regexp.MustCompile("_(bucket|sum|count)$").ReplaceAllString(used, "")
 			if !slices.ContainsFunc(families, func(f *dto.MetricFamily) bool {
 				return f.GetName() == base
-			}) &&
-				!strings.HasPrefix(used, "outflow_consumer_") { // of package consumer
+			}) {
 				t.Errorf("%s names %s, which there is not", user, used)
 			}
 		}
@@ -227,22 +261,38 @@ var sections = []struct {
 			`^(nats_up|jetstream_.*|stream_(messages|bytes|limit|last|exists|read|replica).*)$`)},
 	{"Consumers", "As JetStream knows them: durable ones, whoever wrote them, and those of package " +
 		"`consumer`, as long as an instance reads. How far these are is in their database, and in [their " +
-		"own metrics](consumer.md): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
+		"own metrics](#package-consumer): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
 		regexp.MustCompile(`^stream_consumer.*$`)},
 	{"Retention and archive", "What [`outflow maintain`](retention.md#maintain) does. It serves them " +
 		"itself where `maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the " +
 		"rest as `outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
 		regexp.MustCompile(`^(maintain_.*|partitions_.*|rows_.*|archive_.*|stream_kept_.*)$`)},
+	{"Package consumer", docConsumer, regexp.MustCompile(`^consumer_.*$`)},
 	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},
 	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +
 		`resumptions_total)$`)},
 }
 
+const docConsumer = `What a Go service serves that sets ` + "`Registerer` of its [`consumer.Config`](consumer.md)" + `. Every series has the
+label ` + "`consumer`, its `Name`" + `.
+
+Counters with the label ` + "`partition`" + ` are many: eight of them, so 32,768 series of each instance with 4,096 partitions. Five of
+the eight are in no alert and on no dashboard. Where they are too many, let Prometheus drop them:
+
+` + "```yaml" + `
+metric_relabel_configs:
+  - source_labels: [__name__]
+    regex: outflow_consumer_(events|passed_over|panics|replayed|transactions)_total
+    action: drop
+` + "```" + `
+`
+
 const docHead = `# Metrics
 
-What ` + "`outflow run`" + ` serves at ` + "`/metrics`" + `, at the address of [` + "`listen`" + `](configuration.md), and ` + "`outflow maintain`" + ` [of itself](#retention-and-archive). This page is made from the program.
+What ` + "`outflow run`" + ` serves at ` + "`/metrics`" + `, at the address of [` + "`listen`" + `](configuration.md), and ` + "`outflow maintain`" + ` [of itself](#retention-and-archive), and
+a service with [package ` + "`consumer`" + `](#package-consumer). This page is made from the program.
 
-- **Every series has the label ` + "`slot`" + `**, which both instances of a pair share. Aggregate by it: ` + "`max by (slot) (…)`" + `.
+- **Every series of Outflow has the label ` + "`slot`" + `**, which both instances of a pair share. Aggregate by it: ` + "`max by (slot) (…)`" + `.
 - **Figures are computed at each scrape** from what publishing and a watcher know. The watcher has connections of its own to PostgreSQL and
   NATS. It goes on while the other side is away, on a standby, and while a fault is held.
 - **What is not known has no series**; it is never 0 instead. So a standby has no lag, and a process that never reached PostgreSQL has no

@@ -96,6 +96,20 @@ var unwatched = map[string]string{
 	"outflow_stream_consumers_left_out": "nothing is wrong where there are many",
 
 	"outflow_stream_consumers_read_timestamp_seconds": "doctor says which right is missing",
+
+	"outflow_consumer_batch_events":           "speed, for whoever tunes Config.Batch",
+	"outflow_consumer_conflicts_total":        "they are tried again; attempts and failures are watched",
+	"outflow_consumer_events_total":           "effects_total is what came of them",
+	"outflow_consumer_in_flight_bytes":        "bounded by Config.MaxBytes",
+	"outflow_consumer_in_flight_messages":     "bounded by Config.MaxInFlight",
+	"outflow_consumer_panics_total":           "they are among failures_total",
+	"outflow_consumer_parked_total":           "parked_documents says what is parked now",
+	"outflow_consumer_passed_over_total":      "nothing is wrong with them",
+	"outflow_consumer_read_sequence":          "lag_messages counts what is not done",
+	"outflow_consumer_released_total":         "parked_documents says what is still parked",
+	"outflow_consumer_replayed_total":         "somebody has replayed them",
+	"outflow_consumer_sessions_dropped_total": "the reasons; that sessions end is in sessions_total",
+	"outflow_consumer_transactions_total":     "effects_total divided by batch_events",
 }
 
 // TestEachMetricIsOnTheDashboardOrInAnAlert: what is measured is looked at by somebody.
