@@ -302,9 +302,67 @@ a service with [package ` + "`consumer`" + `](#package-consumer). This page is m
 `
 
 const docAlerts = `
-## Alerts and a dashboard
+## Prometheus and Grafana
 
-[outflow.rules.yaml](../packaging/prometheus/outflow.rules.yaml) has alerts for Prometheus, each with a [runbook](runbooks.md). The Helm
-chart installs them with ` + "`prometheusRule.enabled`" + `. [outflow.json](../packaging/grafana/outflow.json) is a dashboard for Grafana: import it, and choose the
-data source. A limit that is not set has no series, so an expression that divides by it has no result.
+[outflow.rules.yaml](../packaging/prometheus/outflow.rules.yaml) has alerts for Prometheus, each with a [runbook](runbooks.md), and
+[outflow.json](../packaging/grafana/outflow.json) a dashboard for Grafana. In Kubernetes, the Helm chart makes PodMonitor and rules
+([install](install.md#kubernetes)). By hand, in a clone of the repository, with the servers and variables of the
+[README](../README.md#five-minutes-beside-your-own-servers):
+
+` + "```" + `sh
+outflow init
+outflow run &
+` + "```" + `
+
+Prometheus reads the alerts and scrapes each process by its ` + "`listen`" + `:
+
+` + "```" + `yaml
+# file: prometheus.yml
+global: {scrape_interval: 5s}
+rule_files: [packaging/prometheus/outflow.rules.yaml]
+scrape_configs:
+  - job_name: outflow
+    static_configs:
+      - targets: ["127.0.0.1:7422"] # also the other instance of a pair, and outflow maintain by its maintain.listen
+` + "```" + `
+
+` + "```" + `sh
+promtool check config prometheus.yml
+prometheus --config.file prometheus.yml --web.listen-address 127.0.0.1:9090 &
+` + "```" + `
+
+Ask it what the panel *Lag* asks, in seconds:
+
+` + "```" + `sh eventually
+promtool query instant http://127.0.0.1:9090 'time() - max by (slot) (outflow_caught_up_timestamp_seconds)'
+` + "```" + `
+
+` + "```" + `text
+{slot="outflow"} => …
+` + "```" + `
+
+Grafana takes data source and dashboard from two files, or import the dashboard by hand and choose the data source:
+
+` + "```" + `yaml
+# file: grafana/datasources/outflow.yml
+apiVersion: 1
+datasources:
+  - {name: Prometheus, type: prometheus, access: proxy, url: "http://127.0.0.1:9090", isDefault: true}
+` + "```" + `
+
+` + "```" + `yaml
+# file: grafana/dashboards/outflow.yml
+apiVersion: 1
+providers:
+  - {name: Outflow, type: file, options: {path: /var/lib/grafana/dashboards}}
+` + "```" + `
+
+` + "```" + `sh norun
+docker run --network host -v ./grafana/datasources:/etc/grafana/provisioning/datasources:ro \
+  -v ./grafana/dashboards:/etc/grafana/provisioning/dashboards:ro \
+  -v ./packaging/grafana:/var/lib/grafana/dashboards:ro grafana/grafana
+` + "```" + `
+
+Tests run this section as far as Prometheus answers, and ask it each query of the dashboard. They do not run Grafana. A limit that is not set
+has no series, so an expression that divides by it has no result.
 `

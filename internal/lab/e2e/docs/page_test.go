@@ -34,6 +34,7 @@ type pageRun struct {
 	pgURL   string
 	natsURL string
 	listen  string
+	as      []string // addresses of the page, each followed by the one that is free
 	env     []string
 	jobs    []*pageJob
 }
@@ -166,7 +167,7 @@ func (p *pageRun) play(section string) {
 	p.t.Helper()
 	text, err := os.ReadFile(harness.Path("docs", p.page+".md"))
 	harness.Must(p.t, err)
-	page := string(text)
+	page := strings.NewReplacer(p.as...).Replace(string(text))
 	if section != "" {
 		page, err = docpage.Section(page, section)
 		harness.Must(p.t, err)

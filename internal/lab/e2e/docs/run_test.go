@@ -1,8 +1,13 @@
 package docs
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
+	"github.com/outflowhq/outflow/internal/lab/alerts"
+	"github.com/outflowhq/outflow/internal/lab/freeport"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
@@ -45,6 +50,20 @@ func TestThePagesWorkAsWritten(t *testing.T) {
 			p.stop()
 		})
 	}
+}
+
+// TestPrometheusScrapesAsWritten does what docs/metrics.md says, until Prometheus answers what a panel asks.
+func TestPrometheusScrapesAsWritten(t *testing.T) {
+	t.Parallel()
+	harness.SkipIfShort(t)
+	alerts.Tool(t, "prometheus")
+	p := newPageRun(t, "metrics", pgtest.Database(t, pgtest.Own(t, 0)), natstest.Server(t).URL())
+	port, err := freeport.Port()
+	harness.Must(t, err)
+	p.as = []string{"127.0.0.1:7422", p.listen, "127.0.0.1:9090", fmt.Sprintf("127.0.0.1:%d", port)}
+	harness.Must(t, os.Symlink(harness.Path("packaging"), filepath.Join(p.dir, "packaging")))
+	p.play("Prometheus and Grafana")
+	p.stop()
 }
 
 // TestMaintenanceWorksAsWritten does what the sections of docs/maintenance.md say, each in a world of its
