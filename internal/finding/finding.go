@@ -8,6 +8,7 @@ package finding
 //go:generate go test ../../cmd/internal/cli -run TestTroubleshootingIsTheCatalogue -count=1 -update
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -46,23 +47,27 @@ type Finding struct {
 type Subject struct {
 	Name     string
 	Findings []Finding
+
+	// safe: publishing that stops at a fatal finding of it has lost nothing. Elsewhere rows may have been
+	// left out, or what was published may be gone.
+	safe bool
 }
 
 // Subjects returns the whole catalogue, in a fixed order.
 func Subjects() []Subject {
 	return []Subject{
-		{"PostgreSQL", postgres},
-		{"The replication slot", slot},
-		{"The table and its publication", table},
-		{"NATS", nats},
-		{"The stream", stream},
-		{"The checkpoint record", record},
-		{"Order and memory", order},
-		{"A row that cannot be published", row},
-		{"Consumers", consumers},
-		{"The process and its host", process},
-		{"Commands", commands},
-		{"Settings and command lines", settings},
+		{"PostgreSQL", postgres, true},
+		{"The replication slot", slot, false},
+		{"The table and its publication", table, false},
+		{"NATS", nats, true},
+		{"The stream", stream, false},
+		{"The checkpoint record", record, false},
+		{"Order and memory", order, true},
+		{"A row that cannot be published", row, true},
+		{"Consumers", consumers, false},
+		{"The process and its host", process, true},
+		{"Commands", commands, false},
+		{"Settings and command lines", settings, true},
 	}
 }
 
@@ -77,14 +82,26 @@ func All() []Finding {
 
 // Of returns the finding with a code.
 func Of(code string) (Finding, bool) {
+	_, f, ok := find(code)
+	return f, ok
+}
+
+// MayLose reports whether events may be missing from the stream where publishing has stopped at a code.
+func MayLose(code string) bool {
+	s, f, _ := find(code)
+	has := func(c outbox.Class) bool { return slices.Contains(f.Classes, c) }
+	return has(outbox.Gap) || has(outbox.Fatal) && !has(outbox.Transient) && !s.safe
+}
+
+func find(code string) (Subject, Finding, bool) {
 	for _, s := range Subjects() {
 		for _, f := range s.Findings {
 			if f.Code == code {
-				return f, true
+				return s, f, true
 			}
 		}
 	}
-	return Finding{}, false
+	return Subject{}, Finding{}, false
 }
 
 // The classes of most entries.

@@ -69,7 +69,11 @@ func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
 			"good warning idle idle good idle"},
 		"a set-up that may leave rows out": {func(s *pipeline.Status, _ *watch.Reading) {
 			s.State, s.Fault = pipeline.StateFault, &pipeline.Fault{Code: "publication_insert", Message: "m"}
-		}, Bad, "publication_insert", "PostgreSQL keeps", "Nothing is lost", "good good idle idle good idle"},
+		}, Bad, "publication_insert", "Events may be missing from the stream. PostgreSQL keeps",
+			"Nothing is lost", "good good idle idle good idle"},
+		"a login that is refused": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.State, s.Fault = pipeline.StateFault, &pipeline.Fault{Code: "nats_auth", Message: "m"}
+		}, Bad, "nats_auth", "Nothing is lost. PostgreSQL keeps", "", "good good idle idle good idle"},
 		"a row": {func(s *pipeline.Status, _ *watch.Reading) {
 			s.State, s.Fault = pipeline.StateFault, &pipeline.Fault{Code: "too_large", Message: "m",
 				Hint: "h"}
@@ -104,6 +108,22 @@ func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
 		}
 		if got := levels(rep); got != c.parts {
 			t.Errorf("%s: parts %s, want %s", name, got, c.parts)
+		}
+	}
+}
+
+// A standby lists consumers and partitions every 25 s: only what is older than that is old.
+func TestListsAreNotOldBetweenReadings(t *testing.T) {
+	t.Parallel()
+	for age, old := range map[time.Duration]string{30 * time.Second: "", time.Minute: "read 1 min ago"} {
+		s, r := healthy()
+		r.ConsumerList.At = now.Add(-age)
+		r.Partitions = watch.Partitions{Read: r.ConsumerList, Managed: true}
+		parts := New(&Info{InFlightLimit: 10}, &s, &r, now).Parts()
+		for _, got := range parts[len(parts)-2:] {
+			if got.Old != old {
+				t.Errorf("%s: %+v, want %q", age, got, old)
+			}
 		}
 	}
 }

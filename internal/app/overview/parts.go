@@ -53,16 +53,16 @@ func (r *Report) Parts() []Part {
 	return append(append(parts, r.stream(), r.consumers()), r.retention()...)
 }
 
-// read sets the state of a part whose figures were read at some time. If they no longer can be, it has the
-// level failing. It reports whether there are figures.
-func (r *Report) read(p *Part, at *watch.Read, failing Level, word string) bool {
+// read sets the state of a part whose figures were read at some time; older ones than old are marked with
+// their age. If they no longer can be read, it has the level failing. It reports whether there are figures.
+func (r *Report) read(p *Part, at *watch.Read, old time.Duration, failing Level, word string) bool {
 	switch {
 	case at.Error != "":
 		p.Level, p.Word = failing, word
 	case at.At.IsZero():
 		p.Level, p.Word = Unknown, "not read yet"
 	}
-	if age := r.now.Sub(at.At); !at.At.IsZero() && age > fresh {
+	if age := r.now.Sub(at.At); !at.At.IsZero() && age > old {
 		p.Old = "read " + units.Duration(age) + " ago"
 	}
 	return !at.At.IsZero()
@@ -71,7 +71,7 @@ func (r *Report) read(p *Part, at *watch.Read, failing Level, word string) bool 
 func (r *Report) postgres() Part {
 	pg := &r.Postgres
 	p := Part{Name: "PostgreSQL", Level: Good, Word: "reachable"}
-	if !r.read(&p, &pg.Read, Bad, "not reachable") {
+	if !r.read(&p, &pg.Read, fresh, Bad, "not reachable") {
 		return p
 	}
 	version := pg.Version
@@ -92,7 +92,7 @@ func (r *Report) postgres() Part {
 func (r *Report) slot() Part {
 	s := &r.Slot
 	p := Part{Name: "Slot", Level: Good, Word: "held"}
-	if !r.read(&p, &s.Read, Unknown, "not known") {
+	if !r.read(&p, &s.Read, fresh, Unknown, "not known") {
 		return p
 	}
 	if !s.Exists {
@@ -183,7 +183,7 @@ func (r *Report) stream() Part {
 	if r.Pipeline != nil && r.Pipeline.State == pipeline.StateAway {
 		p.Level, p.Word = Bad, "not reachable"
 	}
-	if !r.read(&p, &s.Read, Bad, "not reachable") {
+	if !r.read(&p, &s.Read, fresh, Bad, "not reachable") {
 		return p
 	}
 	if !s.Exists {
@@ -253,7 +253,7 @@ func (r *Report) consumers() Part {
 		p.Level, p.Word, p.Old = Unknown, "not known", list.Error // a right is missing
 		return p
 	}
-	if !r.read(&p, &list, Unknown, "not known") {
+	if !r.read(&p, &list, seldom, Unknown, "not known") {
 		return p
 	}
 	if len(r.Consumers) == 0 {

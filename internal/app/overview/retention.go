@@ -28,7 +28,7 @@ func (r *Report) partitions(t *watch.Partitions) Part {
 	if t.Ranges {
 		p.Name, p.Word = "Partitions", "enough ahead"
 	}
-	r.read(&p, &t.Read, Unknown, "not known")
+	r.read(&p, &t.Read, seldom, Unknown, "not known")
 	if t.Ranges {
 		p.add("ahead", units.Count(t.Ahead))
 		if !t.Until.IsZero() {
@@ -55,7 +55,7 @@ func (r *Report) partitions(t *watch.Partitions) Part {
 
 func (r *Report) archive(m *watch.Maintained) Part {
 	p := Part{Name: "Archive", Level: Good, Word: "up to date"}
-	r.read(&p, &r.Maintenance.Read, Unknown, "not known")
+	r.read(&p, &r.Maintenance.Read, seldom, Unknown, "not known")
 	if a := m.Archive; a != nil {
 		p.add("up to", units.Count(a.Sequence))
 		p.add("waiting", units.Count(a.Messages))
@@ -72,7 +72,7 @@ func (r *Report) archive(m *watch.Maintained) Part {
 
 func (r *Report) streamKept(m *watch.Maintained) Part {
 	p := Part{Name: "Stream retention", Level: Good, Word: "within its limits"}
-	r.read(&p, &r.Maintenance.Read, Unknown, "not known")
+	r.read(&p, &r.Maintenance.Read, seldom, Unknown, "not known")
 	if k := m.Kept; k != nil && k.Messages > 0 {
 		p.add("beyond the limits", units.Count(k.Messages))
 		p.add("needed by", k.By)

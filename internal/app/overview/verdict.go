@@ -2,11 +2,11 @@ package overview
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -27,8 +27,12 @@ type Verdict struct {
 	Do     string `json:"do"`
 }
 
-// The figures of a part that are older are marked with their age.
-const fresh = 10 * time.Second
+// The figures of a part that are older are marked with their age: those of each reading, and those that are
+// read seldom.
+const (
+	fresh  = 10 * time.Second
+	seldom = fresh + watch.ListInterval
+)
 
 // What a lag has to be until it is said, and what is left of the slot's limit until it is a risk.
 const (
@@ -106,12 +110,8 @@ func (v Verdict) stoppedAt(f *pipeline.Fault) Verdict {
 // find says what the catalogue has about a code, and what was found this time.
 func (v *Verdict) find(code, detail, hint string) {
 	entry, _ := finding.Of(code)
-	switch {
-	case slices.Contains(entry.Classes, outbox.Gap):
+	if finding.MayLose(code) {
 		v.Effect = strings.Replace(v.Effect, notLost, "Events may be missing from the stream", 1)
-	case slices.Contains(entry.Classes, outbox.Fatal) && !slices.Contains(entry.Classes, outbox.Poison):
-		// a publication, for example, may leave out rows
-		v.Effect = strings.TrimPrefix(v.Effect, notLost+". ")
 	}
 	v.Code, v.Detail = code, detail
 	v.Cause = first(entry.Title, detail)

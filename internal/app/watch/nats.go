@@ -21,6 +21,10 @@ const (
 	// A list of consumers makes the server ask the leader of each, so it is asked for less often, and of no
 	// more than so many at a time: the next reading goes on from there, up to so many parts.
 	listEvery = 5 // readings
+
+	// ListInterval is how often that happens on a standby. Maintenance and partitions are read with it.
+	ListInterval = listEvery * StandbyInterval
+
 	partSize  = 1024
 	mostParts = 64
 )
