@@ -212,6 +212,16 @@ var byHand = map[string]struct {
 		{`outflow_spill_bytes{slot="s"}`, "0+1000000000x60"},
 		{`outflow_spill_limit_bytes{slot="s"}`, "70000000000x60"},
 	}},
+	"OutflowMemory": {"only a defect of Outflow makes it, or a GOMEMLIMIT that is too low", []Series{
+		{`outflow_build_info{job="o",instance="a",slot="s"}`, "1x80"},
+		{`process_resident_memory_bytes{job="o",instance="a"}`, "300000000x80"},
+		{`go_gc_gomemlimit_bytes{job="o",instance="a"}`, "200000000x80"},
+		{`process_resident_memory_bytes{job="other",instance="a"}`, "900000000x80"},
+		{`go_gc_gomemlimit_bytes{job="other",instance="a"}`, "200000000x80"},
+	}},
+	"OutflowGapOldest": {"it takes an Outflow that can't write, and nobody else who does", []Series{
+		{`outflow_gap_oldest_timestamp_seconds{slot="s"}`, "0x80"},
+	}},
 	"OutflowForeignSettings": {"it takes somebody who writes such messages for minutes", []Series{
 		{`outflow_foreign_settings_total{slot="s"}`, "0+1x60"},
 		{`outflow_malformed_settings_total{slot="s"}`, "0x60"},
