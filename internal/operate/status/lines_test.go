@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -68,5 +69,29 @@ func TestTheSequencesThatWaitAreCounted(t *testing.T) {
 		if got := b.String(); !strings.Contains(got, want) || n == 0 && strings.Contains(got, "counters") {
 			t.Errorf("%d: %s", n, got)
 		}
+	}
+}
+
+// With --watch, where the output is no terminal, each report is a line: time, shape, health, and each part in
+// a word with the first of its figures.
+func TestAWatchedReportIsALine(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	read := watch.Reading{
+		Postgres: watch.Postgres{Read: watch.Read{At: now}},
+		Slot: watch.Slot{Read: watch.Read{At: now}, Exists: true, Active: true, Retained: 3 << 20,
+			WALStatus: "reserved"},
+		Stream:     watch.Stream{Read: watch.Read{Error: "refused\nagain", FailingSince: now}},
+		Partitions: watch.Partitions{Read: watch.Read{At: now}, Managed: true, Ranges: true, Ahead: 4},
+	}
+	line := report(config.Config{Slot: "slot", Stream: "STREAM"}, read, &start{}).Line()
+	stamp, rest, _ := strings.Cut(line, " ")
+	if _, err := time.Parse(time.RFC3339, stamp); err != nil || strings.Contains(line, "\n") {
+		t.Errorf("%v in %q", err, line)
+	}
+	const want = "✔ ok · PostgreSQL reachable, WAL written not known yet · Slot held, WAL kept 3.0 MiB · " +
+		"Stream not reachable · Consumers not read yet · Partitions enough ahead, ahead 4"
+	if rest != want {
+		t.Errorf("%q\nwant %q", rest, want)
 	}
 }

@@ -242,7 +242,8 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	}
 	rep.broker = r.Stream.Now
 	held, _ := rep.held(now)
-	rep.OfHealth(problem, rep.Slot.Active || r.Slot.Active, held)
+	active := rep.Slot.Active || r.Slot.Active // whoever looked last
+	rep.OfHealth(problem, active, held)
 	switch {
 	case fault != nil:
 		rep.Health, rep.Problem = fault.Code, fault.Error()
@@ -250,7 +251,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 		rep.Health, rep.Problem = "not known", problem.Error()
 	case problem != nil:
 		rep.Health, rep.Problem = "waiting", problem.Error()
-	case r.Slot.Active:
+	case active:
 	case held != nil:
 		rep.Health, rep.Problem = held.Code, held.Message
 	default:
