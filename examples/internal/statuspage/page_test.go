@@ -134,8 +134,8 @@ func history(t *testing.T, share float64) {
 }
 
 // TestThePageInABrowser: one look at the page says how a pair of instances is, while all is well, while NATS
-// is away and after it came back, on the standby, and when publishing has stopped at a fault; figures move
-// without a reload, and also where no scripts run.
+// is away and after it came back, on the standby, with what retention does, and when publishing has stopped
+// at a fault; figures move without a reload, and also where no scripts run.
 func TestThePageInABrowser(t *testing.T) {
 	path := browser.Find(t)
 	if _, err := pgserver.Find(0); err != nil {
@@ -146,11 +146,13 @@ func TestThePageInABrowser(t *testing.T) {
 	url, err := pg.CreateDatabase(t.Context(), "shop")
 	harness.Must(t, err)
 	conn := harness.Connect(t, url)
-	active := harness.New(t, url, ns.URL(), "orders", "ON_FAULT=hold")
+	settings := []string{"ON_FAULT=hold", "RETAIN_TABLE_METHOD=delete", "RETAIN_TABLE_AGE=1h",
+		"RETAIN_STREAM_AGE=1h", "ARCHIVE_URL=file://" + t.TempDir()}
+	active := harness.New(t, url, ns.URL(), "orders", settings...)
 	active.Init()
 	active.Start()
 	active.AwaitState("running")
-	standby := harness.New(t, url, ns.URL(), "orders", "ON_FAULT=hold")
+	standby := harness.New(t, url, ns.URL(), "orders", settings...)
 	standby.Start()
 	standby.AwaitState("standby")
 	write(t, url)
@@ -194,6 +196,13 @@ func TestThePageInABrowser(t *testing.T) {
 	page.picture("status", "light", 1180, 1240)
 	page.picture("status-dark", "dark", 1180, 1240)
 	other.picture("status-standby", "light", 1180, 920)
+	active.MustRun("maintain", "--once")
+	page.shows("#retention", "Old rows", "Archive", "Stream")
+	if ok, err := eval[bool](page, `[...document.querySelectorAll('.part')].every(
+		p => p.offsetWidth > 150)`); err != nil || !ok {
+		t.Errorf("a card is too narrow to read: %v", err)
+	}
+	page.picture("status-retention", "light", 1180, 900)
 
 	harness.Must(t, ns.Stop())
 	page.shows("#verdict", "Not publishing", "nats_connect", "Nothing is lost")

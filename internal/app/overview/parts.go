@@ -44,13 +44,16 @@ func (p *Part) limited(name, value, limit string, n, of float64) {
 	p.Figures = append(p.Figures, f)
 }
 
-// Parts returns the chain from PostgreSQL to the consumers, and what retention does, as far as it is in use.
-func (r *Report) Parts() []Part {
+// Parts returns the chain and the retention.
+func (r *Report) Parts() []Part { return append(r.Chain(), r.Retention()...) }
+
+// Chain returns the parts from PostgreSQL to the consumers.
+func (r *Report) Chain() []Part {
 	parts := []Part{r.postgres(), r.slot()}
 	if r.Pipeline != nil {
 		parts = append(parts, r.buffer(), r.inFlight())
 	}
-	return append(append(parts, r.stream(), r.consumers()), r.retention()...)
+	return append(parts, r.stream(), r.consumers())
 }
 
 // read sets the state of a part whose figures were read at some time; older ones than old are marked with

@@ -5,8 +5,8 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 )
 
-// retention returns the parts of what leaves table and stream, those that are in use.
-func (r *Report) retention() (parts []Part) {
+// Retention returns the parts of what leaves table and stream, those that are in use.
+func (r *Report) Retention() (parts []Part) {
 	if p := &r.Partitions; p.Managed {
 		parts = append(parts, r.partitions(p))
 	}
