@@ -56,11 +56,12 @@ type Config struct {
 	MaxAttempts int // attempts before a failing event is parked. Default 5
 	// ParkAfter is for how long an event must have failed as well: what it needs may be down for that long.
 	// It does not count for [Poison], nor where the database refuses the data (SQLSTATE 22..., 23...).
-	// Default 1 min
+	// Default 15 min
 	ParkAfter time.Duration
 	// ParkLimit is how many events are parked at most in 10 minutes for failing, those behind them not
-	// counted. Where more fail, something that all of them need is more likely to be down: they are tried
-	// again until they succeed, or until parking is allowed again. Default 100; below 0: no limit
+	// counted. It is for those that ParkAfter does not delay, as where a new version of the handler refuses
+	// every event: they are tried again until they succeed, or until parking is allowed again. Default 100;
+	// below 0: no limit
 	ParkLimit   int
 	Backoff     Backoff       // between the attempts
 	Timeout     time.Duration // of one call of the handler. Default 30 s
@@ -190,7 +191,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	duration(&c.Backoff.First, "Backoff.First", 100*time.Millisecond, time.Nanosecond)
 	duration(&c.Backoff.Max, "Backoff.Max", max(10*time.Second, c.Backoff.First), c.Backoff.First)
-	duration(&c.ParkAfter, "ParkAfter", time.Minute, 0)
+	duration(&c.ParkAfter, "ParkAfter", 15*time.Minute, 0)
 	if c.ParkLimit == 0 {
 		c.ParkLimit = 100
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -231,6 +232,39 @@ func TestAnOutageParksNothing(t *testing.T) {
 		return handler(ctx, tx, e)
 	})
 	w.await(all)
+}
+
+// By default, that may be down for nearly a quarter of an hour.
+func TestAnOutageParksNothingByDefault(t *testing.T) {
+	t.Parallel()
+	for outage, parks := range map[time.Duration]bool{14 * time.Minute: false, 16 * time.Minute: true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			src := newMemoryStream().publish((&publisher{}).events(40, 10)...)
+			var done, parked atomic.Int32
+			count := func(n *atomic.Int32) error {
+				if n.Add(1); done.Load()+parked.Load() == 40 {
+					cancel()
+				}
+				return nil
+			}
+			c, err := New(nil, Memory(), Config{Name: "orders", hooks: stream.Hooks{Source: src},
+				Log:      slog.New(slog.DiscardHandler),
+				OnPoison: func(context.Context, *Event, error) error { return count(&parked) }})
+			must.Succeed(t, err)
+			begun := time.Now()
+			must.Succeed(t, c.Run(ctx, func(context.Context, pgx.Tx, *Event) error {
+				if time.Since(begun) < outage {
+					return errors.New("connection refused")
+				}
+				return count(&done)
+			}))
+			if n := parked.Load(); (n > 0) != parks {
+				t.Errorf("an outage of %v: %d events are parked", outage, n)
+			}
+		})
+	}
 }
 
 // What the database refuses for its content will not pass.
