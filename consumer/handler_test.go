@@ -403,6 +403,29 @@ func TestAFrozenInstanceStopsNobody(t *testing.T) {
 	r.stopped()
 }
 
+// Nor does one that freezes with the consumer's row locked: the server ends its transaction.
+func TestAFrozenInstanceLosesTheConsumersRow(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	claim := func() (*postgres, error) {
+		c := w.consumer(w.config(newMemoryStream()))
+		opened, err := c.offsets.open(t.Context(), nil, &c.cfg)
+		must.Succeed(t, err)
+		s := opened.(*postgres)
+		t.Cleanup(s.abandon)
+		_, err = s.acquire(t.Context(), none)
+		return s, err
+	}
+	s, err := claim()
+	must.Succeed(t, err)
+	if err := s.locked(t.Context(), func(tx pgx.Tx) error {
+		await.Until(t, "another one that claims", func() error { _, err := claim(); return err })
+		return nil
+	}); err == nil {
+		t.Error("the frozen one has committed")
+	}
+}
+
 // A pool in which the leases would use up all connections is refused before that.
 func TestAPoolThatIsTooSmallForItsConsumersIsRefused(t *testing.T) {
 	t.Parallel()

@@ -159,11 +159,8 @@ func (s *postgres) acquire(ctx context.Context, avoid avoids) (*state, error) {
 	}
 	st := &state{Created: map[string]time.Time{}, Offsets: map[string]offsets{}}
 	var held *heldError
-	// An instance that freezes meanwhile, or waits, must not keep the others from claiming.
-	most := min(max(s.cfg.Lease/4, 100*time.Millisecond), 5*time.Second)
-	frozen := fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = %[1]d; "+
-		"SET LOCAL idle_in_transaction_session_timeout = %[1]d", most.Milliseconds())
-	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{BeginQuery: frozen}, func(tx pgx.Tx) (err error) {
+	bounded := pgx.TxOptions{BeginQuery: s.beginBounded()}
+	err = pgx.BeginTxFunc(ctx, conn, bounded, func(tx pgx.Tx) (err error) {
 		held, err = s.acquireIn(ctx, tx, st, avoid)
 		return err
 	})

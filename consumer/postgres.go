@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -150,9 +151,19 @@ func scanOffsets(rows pgx.Rows, st *state) error {
 	return err
 }
 
+// beginBounded is the SQL that begins a transaction in which the consumer's row is locked: an instance that
+// freezes in it, or waits, must not keep the others from claiming.
+func (s *postgres) beginBounded() string {
+	most := min(max(s.cfg.Lease/4, 100*time.Millisecond), 5*time.Second)
+	return fmt.Sprintf("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = %[1]d; "+
+		"SET LOCAL idle_in_transaction_session_timeout = %[1]d; SELECT pg_catalog.set_config("+
+		"'statement_timeout', '%[2]d', true) WHERE pg_catalog.current_setting('statement_timeout') = '0'",
+		most.Milliseconds(), s.idle.Milliseconds())
+}
+
 // locked runs do in a transaction that holds the consumer's row.
 func (s *postgres) locked(ctx context.Context, do func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, s.lease, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, s.lease, pgx.TxOptions{BeginQuery: s.beginBounded()}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT FROM `+s.table("outflow_consumer")+` WHERE name = $1 FOR UPDATE`,
 			s.cfg.Name); err != nil {
 			return err

@@ -152,10 +152,12 @@ func (d *database) loadMembers(ctx context.Context, q consumer.DB, name string, 
 // seconds.
 const lockTimeout = time.Minute
 
-// change runs do in a transaction that waits for those of handlers, with a bound.
+// change runs do in a transaction that waits for those of handlers, with a bound. The server ends it if this
+// process freezes in it: the instances wait for it. A statement may take long, for much that is parked.
 func (d *database) change(ctx context.Context, name string, do func(tx pgx.Tx) error) error {
 	err := pgx.BeginFunc(ctx, d.conn, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", lockTimeout.Milliseconds()))
+		_, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %[1]d; "+
+			"SET LOCAL idle_in_transaction_session_timeout = %[1]d", lockTimeout.Milliseconds()))
 		if err != nil {
 			return err
 		}
