@@ -11,6 +11,16 @@ BEGIN
   RETURN h;
 END $outflow$;
 
+CREATE OR REPLACE FUNCTION outflow.bound(most text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $outflow$
+-- Bounds a transaction that locks rows which others wait for, where its session has no bounds of its own: the
+-- server ends that of a program which freezes.
+BEGIN
+  PERFORM set_config(s.name, bound.most, true)
+    FROM unnest('{lock_timeout,statement_timeout,idle_in_transaction_session_timeout}'::text[]) s (name)
+    WHERE current_setting(s.name) = '0';
+END $outflow$;
+
 CREATE OR REPLACE FUNCTION outflow.start(name text, stream text, stream_created timestamptz, filters text[],
   keying text, partitions int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $outflow$
@@ -24,6 +34,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
       MESSAGE = format('outflow.start: partitions %s: want 1 to 4096', coalesce(start.partitions::text, 'NULL'));
   END IF;
+  PERFORM outflow.bound('5s');
   INSERT INTO outflow.outflow_consumer (name, stream, filters, keying, partitions)
     VALUES (start.name, start.stream, start.filters, '', 0) ON CONFLICT (name) DO NOTHING;
   SELECT * INTO c FROM outflow.outflow_consumer t WHERE t.name = start.name FOR UPDATE;
@@ -47,7 +58,7 @@ END $outflow$;
 
 CREATE OR REPLACE FUNCTION outflow.claim(name text, instance text, keying text, lease interval)
 RETURNS TABLE (source text, partition int, partitions int, epoch bigint, seq bigint, barrier bigint, due pg_lsn, n bigint, holed boolean)
-LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $outflow$
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $outflow$
 #variable_conflict use_column
 -- Joins, or stays, takes this instance's share of the partitions under a new epoch, and returns their marks.
 DECLARE
@@ -61,6 +72,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'active_sql_transaction',
       MESSAGE = 'outflow.claim: it needs a transaction of its own, READ COMMITTED';
   END IF;
+  PERFORM outflow.bound('5s');
   SELECT * INTO c FROM outflow.outflow_consumer t WHERE t.name = claim.name FOR UPDATE;
   IF NOT FOUND OR c.partitions = 0 THEN
     RAISE EXCEPTION USING ERRCODE = 'OF004', MESSAGE = format('outflow.claim: there is no consumer %s',
@@ -133,6 +145,7 @@ DECLARE
   quota bigint;
   free bigint;
 BEGIN
+  PERFORM outflow.bound('5s');
   UPDATE outflow.outflow_member t SET expires = clock_timestamp() + renew.lease
     WHERE t.name = renew.name AND t.instance = renew.instance;
   IF NOT FOUND THEN
@@ -156,6 +169,7 @@ LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 -- Gives all partitions of an instance back: what belongs to nobody who is a member is free.
 BEGIN
+  PERFORM outflow.bound('5s');
   DELETE FROM outflow.outflow_member t WHERE t.name = leave.name AND t.instance = leave.instance;
 END $outflow$;
 
@@ -165,6 +179,7 @@ LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 -- Locks a mark until the transaction ends. OF001: it is not this claim's any more, or not there.
 BEGIN
+  PERFORM outflow.bound('35s');
   PERFORM FROM outflow.outflow_mark t WHERE t.name = fence.name AND t.source = fence.source
     AND t.partition = fence.partition AND t.epoch = fence.epoch AND t.seq = fence.seq FOR UPDATE;
   IF NOT FOUND THEN

@@ -112,6 +112,31 @@ func TestAMarkMovesUnderItsClaimOnly(t *testing.T) {
 	})
 }
 
+// TestAProgramThatFreezesLosesItsLocks: the server ends a transaction that holds what others wait for, after a
+// time that the session may have set.
+func TestAProgramThatFreezesLosesItsLocks(t *testing.T) {
+	t.Parallel()
+	d := newConsumer(t, pgtest.Server(t))
+	d.claim("a")
+	const bounds = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout') " +
+		"|| ' ' || current_setting('idle_in_transaction_session_timeout')"
+	for statement, want := range map[string]string{
+		"SELECT outflow.fence('c', 0, 2, 0)":                                                "35s 35s 35s",
+		"SET LOCAL statement_timeout = '9s'; SELECT outflow.fence('c', 0, 2, 0)":            "35s 9s 35s",
+		"SELECT outflow.start('c', 's', '2026-01-01', '{>}', 'subject outbox.{doc_id}', 4)": "5s 5s 5s",
+		"SELECT outflow.claim('c', 'b', 'subject outbox.{doc_id}', '1 hour')":               "5s 5s 5s",
+		"SELECT outflow.renew('c', 'a', '1 hour')":                                          "5s 5s 5s",
+		"SELECT outflow.leave('c', 'b')":                                                    "5s 5s 5s",
+	} {
+		d.exec("BEGIN")
+		d.exec(statement)
+		if got := d.texts(bounds); !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: lock, statement, idle %q, want %q", statement, got, want)
+		}
+		d.exec("ROLLBACK")
+	}
+}
+
 // TestAnotherLayoutBeginsInSQLWhenAllMarksAreAtTheBarrier, and not before.
 func TestAnotherLayoutBeginsInSQLWhenAllMarksAreAtTheBarrier(t *testing.T) {
 	t.Parallel()
