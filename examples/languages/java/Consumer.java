@@ -12,7 +12,7 @@ class Consumer {
     static final String NAME = env.getOrDefault("NAME", "notes"), STREAM = env.getOrDefault("STREAM", "OUTBOX"),
         LEASE = env.getOrDefault("LEASE", "10 s"), INSTANCE = env.getOrDefault("INSTANCE", NUID.nextGlobal());
     static final int PARTITIONS = Integer.parseInt(env.getOrDefault("PARTITIONS", "16"));
-    static volatile boolean stopping, begun;
+    static volatile boolean stopping, begun, refused;
     static java.sql.Connection db;
     static long due;
     interface Work { String run(int tries, String failure) throws Exception; } // returns how the handler has failed
@@ -32,7 +32,9 @@ class Consumer {
         }
     }
 
-    static void attempt(Work work) throws Exception { // commits it, again and again as long as the handler fails
+    /** Commits the work, again and again as long as the handler fails: for good after 5 times where the database
+     *  refuses the data, and after a quarter of an hour otherwise, as what it needs may be down. */
+    static void attempt(Work work) throws Exception {
         String failure = null;
         for (int tries = 0; ; tries++) {
             db.setAutoCommit(false);
@@ -40,12 +42,16 @@ class Consumer {
             if (failure == null) db.commit(); else db.rollback();
             db.setAutoCommit(true);
             if (failure == null) return;
-            Thread.sleep(50L << tries);
+            Thread.sleep(Math.min(50L << Math.min(tries, 5), 1000));
+            if (stopping || renewal()) throw new IllegalStateException("it claims again while an event fails: " + failure);
         }
     }
 
     static String effects(String document, String outflow, byte[] data) {
-        try { Application.handle(db, document, outflow, data); return null; } catch (Exception e) { return e.toString(); }
+        try { Application.handle(db, document, outflow, data); return null; } catch (Exception e) {
+            refused = e instanceof SQLException s && String.valueOf(s.getSQLState()).matches("2[23].*");
+            return e.toString();
+        }
     }
 
     static boolean renewal() throws SQLException { // true: the shares have changed
@@ -102,7 +108,7 @@ class Consumer {
                         attempt((tries, failure) -> (boolean) sql("take(?, ?, ?, ?, ?, ?, ?, (SELECT jsonb_object_agg(k, "
                             + "jsonb_build_array(v)) FROM unnest(?::text[], ?::text[]) AS h(k, v)), ?, ?, ?, ?)",
                             m.get("partition"), m.get("epoch"), m.get("seq"), seq, document, msg.getSubject(), names, values,
-                            msg.getData(), msg.metaData().timestamp().toOffsetDateTime(), tries > 4 ? failure : null, tries)
+                            msg.getData(), msg.metaData().timestamp().toOffsetDateTime(), tries < (refused ? 5 : 900) ? null : failure, tries)
                             .get(0).get("take") ? effects(document, outflow, msg.getData()) : null);
                         m.put("seq", seq);
                     }

@@ -18,21 +18,24 @@ const hash = (s: string) => Buffer.from(s).reduce((h, b) => Math.imul(h ^ b, 167
 const renewal = async () => Date.now() > due && (due = Date.now() + 500, // true: the shares have changed
   (await sql("SELECT outflow.renew($1, $2, $3) AS changed", INSTANCE, LEASE))[0].changed);
 
-// attempt commits the work, again and again as long as the handler fails.
-async function attempt(work: (tries: number, failure: string) => Promise<unknown>) {
-  for (let tries = 0, failure = "-"; failure; tries++) {
+// attempt commits the work, again and again as long as the handler fails: for good after 5 times where the database
+// refuses the data, and after a quarter of an hour otherwise, as what it needs may be down.
+async function attempt(work: (tries: number, failure: string, forGood: boolean) => Promise<unknown>) {
+  for (let tries = 0, e: any = { failure: "" }; e; tries++) {
     await db.query("BEGIN");
-    failure = await work(tries, failure).then(() => "", (e) => { if (e.failure) return e.failure; throw e; });
-    await db.query(failure ? "ROLLBACK" : "COMMIT");
-    if (failure) await sleep(50 << tries);
+    e = await work(tries, e.failure, tries >= (e.refused ? 5 : 900)).then(() => null, (e) => e);
+    if (e && !e.failure) throw e;
+    await db.query(e ? "ROLLBACK" : "COMMIT");
+    if (e) await sleep(Math.min(50 * 2 ** tries, 1000));
+    if (e && (stopping || await renewal())) throw new Error(`it claims again while an event fails: ${e.failure}`);
   }
 }
-const failed = (e: unknown) => { throw { failure: String(e) }; };
+const failed = (e: any) => { throw { failure: String(e), refused: /^2[23]/.test(e?.code) }; };
 
 async function session() { // claims partitions, and reads for them until the shares change
   const { created, state } = await info();
-  if (!begun) await sql("SELECT outflow.start($1, $2, $3, '{>}', $4, $5)", STREAM, created, keying, PARTITIONS);
-  begun = true; // one that is deleted later does not begin anew by itself
+  // One that is deleted later does not begin anew by itself.
+  begun ||= !!await sql("SELECT outflow.start($1, $2, $3, '{>}', $4, $5)", STREAM, created, keying, PARTITIONS);
   const marks = (await sql("SELECT * FROM outflow.claim($1, $2, $3, $4)", INSTANCE, keying, LEASE))
     .filter((m) => m.source === "live"); // a replay needs an instance in Go
   const from = Math.min(...marks.map((m) => m.seq)), until = marks[0]?.barrier ?? Infinity;
@@ -49,10 +52,10 @@ async function session() { // claims partitions, and reads for them until the sh
       const document = documentOf(m.subject), p = hash(document) % marks[0].partitions;
       const mark = marks.find((m) => m.partition === p), headers = Object.fromEntries((last = m).headers!);
       if (!mark || m.seq <= mark.seq || headers["Outflow-Dead-Letter"]) continue;
-      await attempt(async (tries, failure) => {
+      await attempt(async (tries, failure, forGood) => {
         const [{ take }] = await sql("SELECT outflow.take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
           mark.partition, mark.epoch, mark.seq, m.seq, document, m.subject, headers, m.data, m.time,
-          tries < 5 ? null : failure, tries); // with why it has failed for good it is parked
+          forGood ? failure : null, tries); // with why it has failed for good it is parked
         if (take) await handle(db, document, headers, m.data).catch(failed);
       }).then(() => mark.seq = m.seq);
     }
@@ -63,20 +66,17 @@ async function session() { // claims partitions, and reads for them until the sh
         if (e && !e.skip) await handle(db, e.document, e.headers, e.data).catch(failed);
         if (e) await sql("SELECT outflow.unpark($1, $2)", e.ord);
       });
-      if (!last || m.seq >= last.seq) continue; // else nothing was for this partition
-      await sql("SELECT outflow.advance($1, $2, $3, $4, $5, $6)", m.partition, m.epoch, m.seq, m.seq = last.seq,
-        last.headers!.get("Outflow"));
+      if (last && m.seq < last.seq) // nothing was for this partition
+        await sql("SELECT outflow.advance($1, $2, $3, $4, $5, $6)", m.partition, m.epoch, m.seq, m.seq = last.seq,
+          last.headers!.get("Outflow"));
     }
     if ((await info()).created !== created) throw new Error("the stream was made anew");
   }
 }
 
 for (; !stopping; await sleep(500)) {
-  db = new pg.Client({ connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
-    statement_timeout: 30000, idle_in_transaction_session_timeout: 30000 }).on("error", () => {});
-  try {
-    for (await db.connect(); !stopping;) await session();
-  } catch (e: any) {
+  db = new pg.Client({ connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000 }).on("error", () => {});
+  try { for (await db.connect(); !stopping;) await session(); } catch (e: any) {
     console.error(e.message);
     if (["OF003", "OF004"].includes(e.code)) process.exitCode = 1, stopping = true; // a person has to decide
   } finally { // others take the partitions; another session finds out what has happened

@@ -28,7 +28,8 @@ import (
 
 // TestInstancesInOtherLanguagesSurviveKillsBesideOnesInGo: two instances of examples/languages and one in Go
 // share a consumer's partitions, and are killed and frozen while operations flow. Each document's effects are
-// those of its messages in the stream, each once and in order. Then an event that fails for good is parked,
+// those of its messages in the stream, each once and in order. An outage of some seconds parks nothing. Then an
+// event that fails for good is parked,
 // with what follows in its document, and released.
 func TestInstancesInOtherLanguagesSurviveKillsBesideOnesInGo(t *testing.T) {
 	harness.SkipIfShort(t)
@@ -40,6 +41,25 @@ func TestInstancesInOtherLanguagesSurviveKillsBesideOnesInGo(t *testing.T) {
 			t.Parallel()
 			surviveKills(t, program(t))
 		})
+	}
+}
+
+// TestProgramsInOtherLanguagesAreShort: below 80 lines of code, but for Java.
+func TestProgramsInOtherLanguagesAreShort(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"typescript/consumer.ts", "python/consumer.py"} {
+		text, err := os.ReadFile(harness.Path("examples", "languages", filepath.FromSlash(program)))
+		harness.Must(t, err)
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimSpace(line)
+			if line != "" && !strings.HasPrefix(line, "//") && !strings.HasPrefix(line, "#") {
+				n++
+			}
+		}
+		if n >= 80 {
+			t.Errorf("%s has %d lines of code", program, n)
+		}
 	}
 }
 
@@ -110,6 +130,11 @@ func surviveKills(t *testing.T, program []string) {
 
 	harness.Must(t, all[2].p.Signal(syscall.SIGTERM))
 	harness.Must(t, all[2].p.Wait())
+	harness.Exec(t, conn, `REVOKE INSERT ON notes.state FROM notes;
+		INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('outage', 'ann', 1, '[]')`)
+	time.Sleep(3 * time.Second) // the outage
+	harness.Exec(t, conn, `GRANT INSERT ON notes.state TO notes`)
+	awaitEffects(t, conn, "notes", len(ops)+1, all[0].p, all[1].p)
 	harness.Exec(
 		t,
 		conn,
@@ -131,7 +156,7 @@ func surviveKills(t *testing.T, program []string) {
 	harness.Exec(t, conn, `ALTER TABLE notes.state DROP CONSTRAINT state_document_check`)
 	o.MustRun("parked", "retry", "--schema", "outflow", "notes", "broken")
 	parked(0)
-	awaitEffects(t, conn, "notes", len(ops)+2)
+	awaitEffects(t, conn, "notes", len(ops)+3)
 	sameAsStream(t, conn, harness.JetStream(t, nats.URL()), o.Stream)
 	for _, i := range all[:2] {
 		harness.Must(t, i.p.Signal(syscall.SIGTERM))
