@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -34,6 +35,36 @@ func (w *harness) shares() []int {
 	return all
 }
 
+// owners are the instances that have the partitions.
+func (w *harness) owners() map[int]string {
+	w.t.Helper()
+	rows, err := w.mine.Query(w.t.Context(), `SELECT partition, owner FROM outflow_mark WHERE source = 'live'`)
+	must.Succeed(w.t, err)
+	owners := map[int]string{}
+	var partition int
+	var owner string
+	_, err = pgx.ForEachRow(rows, []any{&partition, &owner}, func() error {
+		owners[partition] = owner
+		return nil
+	})
+	must.Succeed(w.t, err)
+	return owners
+}
+
+// sticky fails if a partition has moved between instances that had some before and have some now.
+func (w *harness) sticky(before map[int]string) {
+	w.t.Helper()
+	now := w.owners()
+	has := func(owners map[int]string, instance string) bool {
+		return slices.Contains(slices.Collect(maps.Values(owners)), instance)
+	}
+	for p, owner := range now {
+		if was := before[p]; was != "" && was != owner && has(before, owner) && has(now, was) {
+			w.t.Errorf("partition %d moved from %s to %s, and neither came nor left", p, was, owner)
+		}
+	}
+}
+
 func (w *harness) awaitShares(want ...int) {
 	w.t.Helper()
 	var got []int
@@ -43,6 +74,7 @@ func (w *harness) awaitShares(want ...int) {
 }
 
 // Instances share the partitions evenly, also when one comes or leaves, and events are handled all the time.
+// They keep what they have, but for what one that comes has to get.
 func TestInstancesShareThePartitions(t *testing.T) {
 	t.Parallel()
 	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
@@ -54,10 +86,13 @@ func TestInstancesShareThePartitions(t *testing.T) {
 	}
 	var instances []*running
 	come := func() { instances = append(instances, w.start(w.consumer(w.config(src)), handler)) }
+	var owners map[int]string
 	for _, want := range [][]int{{8}, {4, 4}, {2, 3, 3}} {
 		publish()
 		come()
 		w.awaitShares(want...)
+		w.sticky(owners)
+		owners = w.owners()
 	}
 	publish()
 	w.await(all)
@@ -66,6 +101,8 @@ func TestInstancesShareThePartitions(t *testing.T) {
 		instances[0].stopped()
 		instances = instances[1:]
 		w.awaitShares(want...)
+		w.sticky(owners)
+		owners = w.owners()
 		publish()
 		w.await(all)
 	}
