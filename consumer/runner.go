@@ -163,7 +163,7 @@ func (r *runner) standBy(ctx context.Context, held *heldError) {
 		r.waits = held.why
 		r.cfg.Log.Info("standing by", "why", held.why)
 	}
-	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 500*time.Millisecond)))
+	_ = sleep(ctx, jitter(min(r.cfg.Lease/4, 250*time.Millisecond)))
 }
 
 // leave gives back what this instance has when Run ends.

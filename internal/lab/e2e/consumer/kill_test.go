@@ -94,7 +94,7 @@ func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	o.Init()
 	o.Start()
 
-	all := dealt(t, ops)
+	all := dealt(t, ops, 8)
 	const pause = 400 * time.Millisecond // between two strikes
 	rate := max(100, int(float64(ops)/(float64(kills+freezes)*pause.Seconds())))
 	began := time.Now()
@@ -175,13 +175,13 @@ func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	}
 }
 
-// dealt returns so many recorded operations; each document's are dealt to 8, so there are more documents than
-// partitions.
-func dealt(t *testing.T, ops int) (all []recording.Op) {
+// dealt returns so many recorded operations; each document's are dealt to several, so there are more documents
+// than partitions.
+func dealt(t *testing.T, ops, documents int) (all []recording.Op) {
 	t.Helper()
 	for round := 0; len(all) < ops; round++ {
 		for i, op := range harness.RecordedOps(t, ops-len(all)) {
-			op.Doc = fmt.Sprintf("%s-%d-%d", op.Doc, round, i%8)
+			op.Doc = fmt.Sprintf("%s-%d-%d", op.Doc, round, i%documents)
 			all = append(all, op)
 		}
 	}

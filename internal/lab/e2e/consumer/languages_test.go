@@ -103,7 +103,7 @@ func surviveKills(t *testing.T, program []string) {
 			"outflow",
 		),
 	}
-	ops := dealt(t, 3_000)
+	ops := dealt(t, 3_000, 8)
 	l := harness.StartLoad(t, url, ops, 4, len(ops)/strikes, 1)
 	rnd := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
 	var asleep sync.WaitGroup

@@ -16,13 +16,14 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// TestTheFiguresOfScalingAreMeasured logs the figures of docs/scaling-consumers.md. What it checks is only
-// that everything has its effect.
+// TestTheFiguresOfScalingAreMeasured logs the figures of docs/scaling-consumers.md. It checks that everything
+// has its effect, and that half of the takeovers after a kill take no longer than the lease, and half of those
+// that are planned no longer than half a second.
 func TestTheFiguresOfScalingAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes minutes of an idle machine")
 	t.Run("throughput", func(t *testing.T) {
 		m := newMeasured(t)
-		all := dealt(t, 40_000)
+		all := dealt(t, 40_000, 128)
 		harness.StartLoad(t, m.url, all, 8, 0, 1).Wait(t)
 		harness.AwaitMessages(t, harness.JetStream(t, m.nats), m.o.Stream, len(all))
 		for round := range 3 {
@@ -35,7 +36,7 @@ func TestTheFiguresOfScalingAreMeasured(t *testing.T) {
 				m.await(name, len(all))
 				took := time.Since(began)
 				t.Logf(
-					"%d instances: %.0f events/s; halfway the partitions stood at %d to %d %% of the stream",
+					"%d instances: %.0f events/s; halfway the instances stood at %d to %d %% of the stream",
 					n,
 					float64(len(all))/took.Seconds(),
 					at[0],
@@ -63,17 +64,17 @@ func TestTheFiguresOfScalingAreMeasured(t *testing.T) {
 				two[0].start()
 				m.settle("v")
 			}
-			for what, d := range map[string][]time.Duration{
-				"kill -9": killed, "SIGTERM": stopped, "one joins": joined,
-			} {
+			figure := func(what string, d []time.Duration, most time.Duration) {
 				slices.Sort(d)
-				t.Logf(
-					"%s: the longest that an event waited: median %v, at most %v",
-					what,
-					d[len(d)/2],
-					d[len(d)-1],
-				)
+				median := d[len(d)/2]
+				t.Logf("%s: the longest that an event waited: median %v, at most %v", what, median, d[len(d)-1])
+				if median > most {
+					t.Errorf("%s: want a median of %v at most", what, most)
+				}
 			}
+			figure("kill -9", killed, lease)
+			figure("SIGTERM", stopped, 500*time.Millisecond)
+			figure("one joins", joined, 500*time.Millisecond)
 			stop(t, two...)
 		})
 	}
@@ -129,11 +130,12 @@ func (m *measured) await(name string, n int) {
 	})
 }
 
-// progress returns where in the stream each partition stands, in per cent of its events, sorted.
+// progress returns where in the stream the partitions of each instance stand on average, in per cent of its
+// events, sorted.
 func (m *measured) progress(name string, of int) (percent []int) {
 	m.t.Helper()
-	rows, err := m.conn.Query(m.t.Context(), `SELECT (seq * 100 / $1)::int FROM `+name+`.outflow_mark
-		WHERE source = 'live' ORDER BY 1`, of)
+	rows, err := m.conn.Query(m.t.Context(), `SELECT (avg(seq) * 100 / $1)::int FROM `+name+`.outflow_mark
+		WHERE source = 'live' GROUP BY owner ORDER BY 1`, of)
 	harness.Must(m.t, err)
 	percent, err = pgx.CollectRows(rows, pgx.RowTo[int])
 	harness.Must(m.t, err)
