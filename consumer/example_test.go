@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -312,4 +314,50 @@ func ExampleSchema() {
 	fmt.Println(string(data), err)
 	// Output:
 	// {"inserted": "hello"} <nil>
+}
+
+// A cache by partition is filled and emptied as partitions come and go.
+func ExampleConfig_onAssigned() {
+	caches := map[int]map[string]int{}
+	cfg := consumer.Config{
+		Name: "sums", Partitions: 2,
+		OnAssigned: func(_ context.Context, partitions []int) {
+			for _, p := range partitions {
+				caches[p] = map[string]int{}
+			}
+			fmt.Println("assigned", partitions)
+		},
+		OnRevoked: func(_ context.Context, partitions []int) {
+			for _, p := range partitions {
+				delete(caches, p)
+			}
+			fmt.Println("revoked", partitions, len(caches))
+		},
+	}
+	err := handle(cfg, func(context.Context, pgx.Tx, *consumer.Event) error { return nil },
+		consumertest.Event{Document: "d1", Data: []byte("{}")})
+	fmt.Println(err)
+	// Output:
+	// assigned [0 1]
+	// revoked [0 1] 0
+	// <nil>
+}
+
+// Whoever is told of a parked event looks at its error to know whom to ask.
+func ExampleConfig_onParked() {
+	cfg := consumer.Config{
+		Name: "orders",
+		OnParked: func(_ context.Context, e *consumer.Event, cause error) {
+			var refused *pgconn.PgError
+			if errors.As(cause, &refused) {
+				log.Printf("document %s is parked: %s, constraint %q", e.Document, refused.Code, refused.ConstraintName)
+				return
+			}
+			log.Printf("document %s is parked: %v", e.Document, cause)
+		},
+	}
+	handler := func(context.Context, pgx.Tx, *consumer.Event) error { return nil }
+	if err := consumer.Main(context.Background(), cfg, handler); err != nil {
+		log.Fatal(err)
+	}
 }
