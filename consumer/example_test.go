@@ -350,7 +350,7 @@ func ExampleConfig_onParked() {
 		OnParked: func(_ context.Context, e *consumer.Event, cause error) {
 			var refused *pgconn.PgError
 			if errors.As(cause, &refused) {
-				log.Printf("document %s is parked: %s, constraint %q", e.Document, refused.Code, refused.ConstraintName)
+				log.Printf("document %s is parked: constraint %q", e.Document, refused.ConstraintName)
 				return
 			}
 			log.Printf("document %s is parked: %v", e.Document, cause)

@@ -112,8 +112,8 @@ func TestAMarkMovesUnderItsClaimOnly(t *testing.T) {
 	})
 }
 
-// TestAProgramThatFreezesLosesItsLocks: the server ends a transaction that holds what others wait for, after a
-// time that the session may have set.
+// TestAProgramThatFreezesLosesItsLocks: the server ends a transaction that holds what others wait for, after
+// a time that the session may have set.
 func TestAProgramThatFreezesLosesItsLocks(t *testing.T) {
 	t.Parallel()
 	d := newConsumer(t, pgtest.Server(t))

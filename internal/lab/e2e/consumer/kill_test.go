@@ -175,8 +175,8 @@ func TestKilledConsumersHaveTheEffectsOfUndisturbedOnes(t *testing.T) {
 	}
 }
 
-// dealt returns so many recorded operations; each document's are dealt to several, so there are more documents
-// than partitions.
+// dealt returns so many recorded operations; each document's are dealt to several, so there are more
+// documents than partitions.
 func dealt(t *testing.T, ops, documents int) (all []recording.Op) {
 	t.Helper()
 	for round := 0; len(all) < ops; round++ {

@@ -28,9 +28,8 @@ import (
 
 // TestInstancesInOtherLanguagesSurviveKillsBesideOnesInGo: two instances of examples/languages and one in Go
 // share a consumer's partitions, and are killed and frozen while operations flow. Each document's effects are
-// those of its messages in the stream, each once and in order. An outage of some seconds parks nothing. Then an
-// event that fails for good is parked,
-// with what follows in its document, and released.
+// those of its messages in the stream, each once and in order. An outage of some seconds parks nothing. Then
+// an event that fails for good is parked, with what follows in its document, and released.
 func TestInstancesInOtherLanguagesSurviveKillsBesideOnesInGo(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()

@@ -16,9 +16,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// TestTheFiguresOfScalingAreMeasured logs the figures of docs/scaling-consumers.md. It checks that everything
-// has its effect, and that half of the takeovers after a kill take no longer than the lease, and half of those
-// that are planned no longer than half a second.
+// TestTheFiguresOfScalingAreMeasured logs the figures of docs/scaling-consumers.md. It checks that
+// everything has its effect, and that half of the takeovers after a kill take no longer than the lease, and
+// half of those that are planned no longer than half a second.
 func TestTheFiguresOfScalingAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes minutes of an idle machine")
 	t.Run("throughput", func(t *testing.T) {
@@ -67,7 +67,8 @@ func TestTheFiguresOfScalingAreMeasured(t *testing.T) {
 			figure := func(what string, d []time.Duration, most time.Duration) {
 				slices.Sort(d)
 				median := d[len(d)/2]
-				t.Logf("%s: the longest that an event waited: median %v, at most %v", what, median, d[len(d)-1])
+				t.Logf("%s: the longest that an event waited: median %v, at most %v", what, median,
+					d[len(d)-1])
 				if median > most {
 					t.Errorf("%s: want a median of %v at most", what, most)
 				}
