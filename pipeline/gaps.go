@@ -46,8 +46,7 @@ func missing(g *reorder.Gap) string {
 // unlistedFor is how long more sequences wait than a checkpoint can list until that is logged.
 const unlistedFor = time.Minute
 
-// reportGaps shows the gaps that are open, and logs those that were given up, and what came late. A cold wait
-// that ends is the usual beginning of a sequence that is not remembered: it is counted only.
+// reportGaps shows the gaps that are open, and logs those that were given up, and what came late.
 func (s *session) reportGaps(now time.Time) {
 	open := s.buffer.Gaps(maxGaps)
 	gaps := make([]Gap, len(open))
@@ -58,7 +57,6 @@ func (s *session) reportGaps(now time.Time) {
 			Waiting: g.Waiting}
 	}
 	n := s.buffer.OpenGaps()
-	s.metrics.addGaps(s.buffer.GapCounts())
 	switch {
 	case !s.buffer.TooManyHolds():
 		s.unlisted = time.Time{}
@@ -70,16 +68,37 @@ func (s *session) reportGaps(now time.Time) {
 			"since", s.unlisted, "open_gaps", n)
 	}
 	s.p.health.setGaps(n, gaps, s.unlisted)
+	s.logGaps()
+}
+
+// gapLines is how many gaps that were given up the log names in a minute, and how many late events of each
+// kind.
+const gapLines = 32
+
+// logGaps counts and logs what was given up and what came late since it was called last. The buffer names the
+// first few of each.
+func (s *session) logGaps() {
+	n, seen, now := &s.p.notices, s.metrics.gapsSeen, s.buffer.GapCounts()
+	s.metrics.addGaps(now)
+	unnamed := now.Bound - seen.Bound + now.Size - seen.Size + now.Settings - seen.Settings
 	for _, g := range s.buffer.GivenUp() {
-		if g.Reason != reorder.ByCold {
-			s.p.notices.gaps.say(s.log, slog.LevelWarn, "missing counters are waited for no longer: their "+
-				"transactions were rolled back, or will be late", "reason", g.Reason.String(),
-				"doc_id", clip(g.Doc), "actor_id", clip(g.Actor), "missing", missing(&g.Gap))
-		}
+		unnamed--
+		n.gaps.sayUpTo(gapLines, s.log, slog.LevelWarn, "missing counters are waited for no longer: their "+
+			"transactions were rolled back, or will be late", "reason", g.Reason.String(),
+			"doc_id", clip(g.Doc), "actor_id", clip(g.Actor), "missing", missing(&g.Gap))
 	}
+	n.gaps.suppressed += unnamed
+	n.gaps.rest(s.log, "more gaps were given up than the log names")
+	late := [...]uint64{reorder.Missed: now.Missed - seen.Missed, reorder.Repeat: now.Repeats - seen.Repeats,
+		reorder.Reset: now.Resets - seen.Resets}
 	for _, e := range s.buffer.LateEvents() {
-		s.p.notices.late[e.Why].say(s.log, slog.LevelWarn, lateWhat[e.Why], "doc_id", clip(e.Doc), "actor_id",
-			clip(e.Actor), "counter", e.Counter)
+		late[e.Why]--
+		n.late[e.Why].sayUpTo(gapLines, s.log, slog.LevelWarn, lateWhat[e.Why], "doc_id", clip(e.Doc),
+			"actor_id", clip(e.Actor), "counter", e.Counter)
+	}
+	for why, unnamed := range late {
+		n.late[why].suppressed += unnamed
+		n.late[why].rest(s.log, "more events came late than the log names")
 	}
 }
 

@@ -58,6 +58,42 @@ func TestAnOpenGapIsShownAndGivenUpOnce(t *testing.T) {
 	})
 }
 
+func TestTheLogNamesAllThatIsGivenUpAndLateUpToALimit(t *testing.T) {
+	set := gapSettings
+	set.Gap.Memory = 1000
+	inBubble(t, set, 0, func(t *testing.T, w *harness) {
+		var log strings.Builder
+		w.running(options{log: &log})
+		round := func(begin, n int, counter string) {
+			for i := range n {
+				w.insert(fmt.Sprint("d", begin+i), counter)
+			}
+			w.published()
+			w.sleep(2 * time.Second)
+		}
+		named := func(what string, want int) {
+			t.Helper()
+			if n := strings.Count(log.String(), what); n != want {
+				t.Errorf("the log says %s %d times, not %d:\n%s", what, n, want, log.String())
+			}
+		}
+		round(0, 100, "a:1")
+		round(0, gapLines-2, "a:3")
+		round(0, gapLines-2, "a:2")
+		named("reason=bound", gapLines-2)
+		named("a counter came that was waited for no longer", gapLines-2)
+		named("not_logged", 0)
+		round(50, 50, "a:3")
+		named("reason=bound", gapLines)
+		w.sleep(rarelyEvery)
+		named("more gaps were given up than the log names\" component=pipeline not_logged=48", 1)
+		round(0, 1, "a:5")
+		named("reason=bound", gapLines+1)
+		named("not_logged", 1)
+		w.wantSameStream()
+	})
+}
+
 func TestMoreWaitsThanACheckpointListsAreTold(t *testing.T) {
 	set := gapSettings
 	set.Gap.Bound, set.Gap.Cold = time.Hour, time.Hour

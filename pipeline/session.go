@@ -102,6 +102,7 @@ func (p *Pipeline) effective(m relay.Mapping) relay.Settings {
 
 func (s *session) close() {
 	s.gauges(time.Now())
+	s.logGaps()
 	s.p.health.sessionEnded()
 	s.questions.close()
 	s.heartbeats.worker.close()

@@ -84,7 +84,7 @@ func (n *notes) giveUp(w *waiter, why Reason) {
 	gap := gapBefore(w)
 	n.missing[n.next] = missing{gap.Sequence, gap.Cold, gap.First, gap.Last}
 	n.next = (n.next + 1) % maxMissing
-	if len(n.list) < maxNoted {
+	if why != ByCold && len(n.list) < maxNoted {
 		gap.Doc, gap.Actor = strings.Clone(gap.Doc), strings.Clone(gap.Actor)
 		n.list = append(n.list, GivenUp{gap, why})
 	}
@@ -132,7 +132,8 @@ func (b *Buffer) GapCounts() GapCounts {
 }
 
 // GivenUp returns the gaps that have been given up since it was called last: the first few of them, their
-// number is in GapCounts.
+// number is in GapCounts. Cold ones, which are the usual beginning of a sequence that is not remembered, are
+// only counted.
 func (b *Buffer) GivenUp() []GivenUp {
 	if b.gap == nil {
 		return nil
