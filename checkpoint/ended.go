@@ -65,6 +65,7 @@ func (s *Store) saveBeside(ctx context.Context, subject string, doc []byte) erro
 	m := nats.NewMsg(s.api.PublishSubject(subject))
 	m.Data = doc
 	m.Header.Set("KV-Operation", "DEL")
+	m.Header.Set("Nats-Rollup", "sub") // names of documents are not kept for longer than they are of use
 	m.Header.Set("Nats-Expected-Stream", s.stream)
 	answer, err := s.api.NATS().RequestMsgWithContext(ctx, m)
 	if err != nil {

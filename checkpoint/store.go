@@ -171,8 +171,8 @@ func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, err
 	return got.Seq, nil
 }
 
-// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd] and
-// [Store.SaveMaintained] have stored beside it. Without a bucket there is nothing to remove. ErrConflict:
+// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd],
+// [Store.SaveGaps] and [Store.SaveMaintained] have stored beside it. Without a bucket there is nothing to remove. ErrConflict:
 // somebody else wrote the record.
 func (s *Store) Remove(ctx context.Context, last uint64) error {
 	fail := func(err error) error { return fmt.Errorf("remove checkpoint record %s: %w", s.subject, err) }
@@ -192,7 +192,7 @@ func (s *Store) Remove(ctx context.Context, last uint64) error {
 	if errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
 		return fail(ErrConflict)
 	}
-	for _, key := range []string{endKey(s.cfg.Slot), maintainedKey(s.cfg.Slot)} {
+	for _, key := range []string{endKey(s.cfg.Slot), gapsKey(s.cfg.Slot), maintainedKey(s.cfg.Slot)} {
 		if err == nil {
 			err = kv.Purge(ctx, key)
 		}

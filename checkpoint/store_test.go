@@ -453,6 +453,11 @@ func TestARemovedRecordLeavesNothing(t *testing.T) {
 	ensure(ctx, t, s)
 	rev := save(ctx, t, s, record(at(0x1000, 5, time.Minute)), 0)
 	must.Succeed(t, s.SaveEnd(ctx, End{Code: "divergence"}))
+	must.Succeed(t, s.SaveGaps(ctx, []byte("one")))
+	must.Succeed(t, s.SaveGaps(ctx, []byte("two"))) // and of the first nothing is left
+	if n := revisions(ctx, t, s, gapsKey("outflow")); n != 1 {
+		t.Errorf("%d revisions of the gaps' names", n)
+	}
 	if err := s.Remove(ctx, rev+7); !errors.Is(err, ErrConflict) {
 		t.Errorf("at another revision: %v", err)
 	}
@@ -463,6 +468,20 @@ func TestARemovedRecordLeavesNothing(t *testing.T) {
 	if end, err := s.LastEnd(ctx); end != nil || err != nil {
 		t.Errorf("%+v, %v is left", end, err)
 	}
+	if gaps, err := s.Gaps(ctx); gaps != nil || err != nil {
+		t.Errorf("%s, %v is left", gaps, err)
+	}
+}
+
+func revisions(ctx context.Context, t *testing.T, s *Store, key string) uint64 {
+	t.Helper()
+	js, err := s.api.JetStream()
+	must.Succeed(t, err)
+	st, err := js.Stream(ctx, s.stream)
+	must.Succeed(t, err)
+	info, err := st.Info(ctx, jetstream.WithSubjectFilter(s.beside(key)))
+	must.Succeed(t, err)
+	return info.State.Subjects[s.beside(key)]
 }
 
 // TestRecordsOfOtherSlotsAreFound: the records of other slots, those of other streams among them.

@@ -2,9 +2,11 @@ package pipeline
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -24,6 +26,7 @@ type checkpointer struct {
 	record   *checkpoint.Record        // as it was stored last
 	revision uint64
 	tried    *checkpoint.Record // may have been written since, or may still be; nil: nothing
+	gaps     []Gap              // whose names were stored last
 }
 
 // store stores what is new. asked is when JetStream was asked, which it has answered then.
@@ -55,6 +58,30 @@ func (c *checkpointer) store(ctx context.Context, u *checkpoint.Update) (asked t
 	c.record, c.revision, c.tried = c.tried, revision, nil
 	return asked, nil
 }
+
+// nameGaps stores the names of open gaps for outflow status, which may not reach this process, or only after
+// its death. The record has a hash of each.
+func (c *checkpointer) nameGaps(ctx context.Context, gaps []Gap) {
+	if slices.Equal(gaps, c.gaps) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, namesTimeout)
+	defer cancel()
+	ctx, stop := untilLost(ctx, c.conns.JetStream)
+	defer stop()
+	doc, err := json.Marshal(gaps)
+	if err == nil {
+		err = c.conns.Store.SaveGaps(ctx, doc)
+	}
+	if err != nil {
+		c.log.Debug("outflow status can't name the open gaps", "err", err)
+		return
+	}
+	c.gaps = gaps
+}
+
+// namesTimeout is how long the names of open gaps may hold up what else is to be asked of the servers.
+const namesTimeout = time.Second
 
 // logRewritten logs once that partitions have other files than the record knows. That is no reason to stop:
 // VACUUM FULL does it.

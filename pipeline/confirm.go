@@ -40,9 +40,12 @@ func (s *session) offerWatermark(now time.Time) {
 
 // save starts to store the record. What it may still find before it is stored is the next session's to judge.
 func (s *session) save(now time.Time) {
-	update := s.tracker.BeginSave(now)
+	update, gaps := s.tracker.BeginSave(now), s.openGaps()
 	s.questions.start(func(ctx context.Context) func() error {
 		asked, err := s.checkpointer.store(ctx, &update)
+		if err == nil {
+			s.checkpointer.nameGaps(ctx, gaps)
+		}
 		return func() error {
 			if err != nil {
 				return fmt.Errorf("checkpoint record: %w", err)

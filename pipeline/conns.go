@@ -130,6 +130,8 @@ type Observer interface {
 type Store interface {
 	Load(ctx context.Context) (record *checkpoint.Record, revision uint64, err error)
 	Save(ctx context.Context, record *checkpoint.Record, revision uint64) (uint64, error)
+	// SaveGaps stores the names of open gaps beside the record; nothing depends on them.
+	SaveGaps(ctx context.Context, doc []byte) error
 }
 
 // Writer writes logical messages into the WAL over a connection of its own, which it opens and reopens by

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
 
@@ -17,6 +18,8 @@ const maxGaps = 5
 type Gap struct {
 	Doc   string `json:"doc_id"`
 	Actor string `json:"actor_id,omitempty"`
+	// of the sequence whose counters are missing, as in the Outflow header
+	Sequence string `json:"sequence"`
 	// the missing counters: "7" or "7 to 9", or "before 9" where the sequence is not remembered
 	Missing string    `json:"missing"`
 	Since   time.Time `json:"since"`   // commit time of the oldest event that waits
@@ -43,19 +46,24 @@ func missing(g *reorder.Gap) string {
 	return fmt.Sprintf("%d to %d", g.First, g.Last)
 }
 
-// unlistedFor is how long more sequences wait than a checkpoint can list until that is logged.
-const unlistedFor = time.Minute
-
-// reportGaps shows the gaps that are open, and logs those that were given up, and what came late.
-func (s *session) reportGaps(now time.Time) {
+// openGaps names the oldest open gaps.
+func (s *session) openGaps() []Gap {
 	open := s.buffer.Gaps(maxGaps)
 	gaps := make([]Gap, len(open))
 	for i := range open {
 		g := &open[i]
 		gaps[i] = Gap{Doc: clip(g.Doc), Actor: clip(g.Actor), Missing: missing(g),
-			Since:   relay.CommitTime(g.Since),
+			Sequence: string(outbox.AppendSequence(nil, g.Sequence)), Since: relay.CommitTime(g.Since),
 			Waiting: g.Waiting}
 	}
+	return gaps
+}
+
+// unlistedFor is how long more sequences wait than a checkpoint can list until that is logged.
+const unlistedFor = time.Minute
+
+// reportGaps shows the gaps that are open, and logs those that were given up, and what came late.
+func (s *session) reportGaps(now time.Time) {
 	n := s.buffer.OpenGaps()
 	switch {
 	case !s.buffer.TooManyHolds():
@@ -67,7 +75,7 @@ func (s *session) reportGaps(now time.Time) {
 			"checkpoint can't list them: none is recorded, and PostgreSQL keeps WAL", "most", relay.MaxHolds,
 			"since", s.unlisted, "open_gaps", n)
 	}
-	s.p.health.setGaps(n, gaps, s.unlisted)
+	s.p.health.setGaps(n, s.openGaps(), s.unlisted)
 	s.logGaps()
 }
 

@@ -31,8 +31,13 @@ func TestAnOpenGapIsShownAndGivenUpOnce(t *testing.T) {
 		if gap.Doc != "d" || gap.Actor != "a" || gap.Missing != "2" || gap.Waiting != 2 {
 			t.Errorf("the gap is %+v", gap)
 		}
+		w.until(10*time.Second, "its name is beside the record", func() bool {
+			return strings.Contains(w.js.gaps, `"doc_id":"d","actor_id":"a"`) &&
+				strings.Contains(w.js.gaps, `"missing":"2"`)
+		})
 		w.published() // the heartbeat that ends the wait is ours: nobody else writes
 		w.until(time.Second, "the gap is gone", func() bool { return pr.p.Status().OpenGaps == 0 })
+		w.until(10*time.Second, "its name is gone", func() bool { return w.js.gaps == "[]" })
 		if n := metric(t, reg, "gaps_given_up_total"); n != 1 {
 			t.Errorf("%v gaps were given up", n)
 		}

@@ -24,6 +24,7 @@ type jetstream struct {
 	replicated bool
 	moving     bool // its newest message is replaced before it can be read
 	revisions  []revision
+	gaps       string // their names, beside the record
 	last       uint64 // of the record's revisions
 
 	ackEvery int              // a publisher asks for an acknowledgement with each so many messages
@@ -569,6 +570,17 @@ func (l *brokerConn) Load(ctx context.Context) (*checkpoint.Record, uint64, erro
 		rec.Checkpoints[i].Since = rec.Checkpoints[i].Since.Add(-l.skew())
 	}
 	return &rec, r.number, nil
+}
+
+// SaveGaps fails while nothing is answered.
+func (l *brokerConn) SaveGaps(ctx context.Context, doc []byte) error {
+	if err := l.ask(ctx); err != nil {
+		return err
+	}
+	l.lock()
+	defer l.unlock()
+	l.js.gaps = string(doc)
+	return nil
 }
 
 // Save compares and sets. The outcome may stay unknown, whether it was stored or not.

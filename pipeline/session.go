@@ -60,12 +60,13 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 			MaxSpill: p.cfg.MaxSpill,
 			Stop:     ctx.Err, // a large transaction is read and sorted for minutes
 		}),
-		check:        checkpoint.NewTailCheck(conns.Checkpoint, start),
-		pub:          conns.JetStream.Publisher(start.LastSeq, start.LostFrom()),
-		tracker:      checkpoint.NewTracker(conns.Checkpoint, start, now),
-		questions:    newWorker(),
-		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision},
-		monitor:      monitor{start: start.LastSeq, newest: r.Stream.NewestSeq},
+		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
+		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom()),
+		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
+		questions: newWorker(),
+		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,
+			gaps: make([]Gap, len(cp.Holds))}, // by a process before: other names
+		monitor: monitor{start: start.LastSeq, newest: r.Stream.NewestSeq},
 		heartbeats: &heartbeatWriter{
 			worker: newWorker(), writer: conns.Writer, enabled: p.cfg.Heartbeats && conns.Writer != nil,
 			want: p.effective(conns.Decoder.Mapping), log: p.log, notices: &p.notices, metrics: p.metrics,

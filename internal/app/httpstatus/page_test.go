@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -119,5 +120,21 @@ func TestTheLastEventsOfTheLogAreKept(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "component=pipeline"); n != 64 {
 		t.Errorf("%d lines were passed on", n)
+	}
+}
+
+func TestThePageNamesTheOpenGaps(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	st := pipeline.Status{State: pipeline.StateRunning, OpenGaps: 1, Gaps: []pipeline.Gap{{Doc: "<note>",
+		Actor: "alice", Missing: "7 to 9", Since: now.Add(-90 * time.Second), Waiting: 12}}}
+	report := overview.New(&overview.Info{}, &st, &watch.Reading{}, now)
+	var b strings.Builder
+	if err := page().Execute(&b, view(report, new(history), NewEvents(slog.DiscardHandler), now)); err != nil {
+		t.Fatal(err)
+	}
+	want := `<td>&lt;note&gt;</td><td>alice</td><td>7 to 9</td><td class="n">12</td><td class="n">1 min 30 s</td>`
+	if !strings.Contains(b.String(), want) {
+		t.Errorf("no %s in\n%s", want, b.String())
 	}
 }

@@ -93,6 +93,9 @@ func (r *Report) Print(w io.Writer, style Style) error {
 			}
 			p.line("gaps", "%s %s for missing counters, and WAL is kept from %v on", units.Count(n), wait,
 				c.Start())
+			for i := range r.Gaps {
+				r.printGap(p, &r.Gaps[i], time.Now())
+			}
 		}
 		if r.Postgres.WALEnd != 0 {
 			p.line("lag", "%s of WAL behind the recorded checkpoint", units.Size(r.LagBytes))
@@ -119,6 +122,19 @@ func (r *Report) printEnd(p *printer, e *checkpoint.End, now time.Time) {
 			e.Code)
 	}
 	p.more("", e.Message)
+}
+
+// printGap prints what a sequence waits for: somebody looks for the operation that did not commit.
+func (r *Report) printGap(p *printer, g *pipeline.Gap, now time.Time) {
+	of, wait := "", "events wait"
+	if g.Actor != "" {
+		of = ", actor " + g.Actor
+	}
+	if g.Waiting == 1 {
+		wait = "event waits"
+	}
+	p.more("", printable(fmt.Sprintf("document %s%s: %s missing, %s %s, for %s, since %s", g.Doc, of, g.Missing,
+		units.Count(g.Waiting), wait, units.Duration(now.Sub(g.Since)), g.Since.Format(time.RFC3339))))
 }
 
 // Line is the report in one line, for a log.

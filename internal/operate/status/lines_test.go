@@ -1,6 +1,7 @@
 package status
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -93,5 +94,32 @@ func TestAWatchedReportIsALine(t *testing.T) {
 		"Stream not reachable · Consumers not read yet · Partitions enough ahead, ahead 4"
 	if rest != want {
 		t.Errorf("%q\nwant %q", rest, want)
+	}
+}
+
+// What was stored may be older than the checkpoint, or somebody else's: only what the checkpoint waits for is
+// named.
+func TestTheOldestGapsAreNamed(t *testing.T) {
+	t.Parallel()
+	hold := relay.Hold{Sequence: 0xab}
+	stored := []byte(`[{"doc_id":"n\u001b[2J","actor_id":"alice","sequence":"00000000000000ab",` +
+		`"missing":"7 to 9","since":"2026-01-02T03:04:05Z","waiting":1200},` +
+		`{"doc_id":"closed","sequence":"00000000000000ac","missing":"1","since":"2026-01-02T03:04:05Z","waiting":1}]`)
+	r := Report{Report: &overview.Report{}, Recorded: &time.Time{},
+		Checkpoint: &relay.Checkpoint{Holds: []relay.Hold{hold}}, Gaps: openGaps(stored, []relay.Hold{hold})}
+	var b strings.Builder
+	if err := r.Print(&b, Style{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.String(); !strings.Contains(got, "document n?[2J, actor alice: 7 to 9 missing, 1,200 events "+
+		"wait, for ") || !strings.Contains(got, "since 2026-01-02T03:04:05Z") || strings.Contains(got, "closed") {
+		t.Errorf("%q", got)
+	}
+	doc, err := json.Marshal(r)
+	if err != nil || !strings.Contains(string(doc), `"gaps":[{"doc_id":"n\u001b[2J","actor_id":"alice"`) {
+		t.Errorf("%s, %v", doc, err)
+	}
+	if gaps := openGaps(nil, []relay.Hold{hold}); gaps != nil {
+		t.Errorf("%+v", gaps)
 	}
 }

@@ -7,7 +7,9 @@ package status
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,7 +39,9 @@ type Report struct {
 
 	Checkpoint *relay.Checkpoint `json:"place,omitempty"` // the newest recorded one
 	Recorded   *time.Time        `json:"recorded,omitempty"`
-	LagBytes   uint64            `json:"lag_bytes"` // WAL between the newest recorded checkpoint and the end
+	// the oldest gaps that were open then, as in pipeline of /status.json
+	Gaps     []pipeline.Gap `json:"gaps,omitempty"`
+	LagBytes uint64         `json:"lag_bytes"` // WAL between the newest recorded checkpoint and the end
 	// why the last process stopped publishing, or holds a fault; absent: it did not stop at a fault, another
 	// one publishes, or that can't be read
 	LastEnd *checkpoint.End `json:"last_end,omitempty"`
@@ -147,6 +151,7 @@ type start struct {
 	readings checkpoint.Readings
 	record   *checkpoint.Record // also where the rest could not be read
 	ended    *checkpoint.End    // likewise
+	gaps     []byte             // likewise
 	config   checkpoint.Config
 	loss     string // what shows that the stream lost messages
 	setup    error  // what such a start would stop with
@@ -179,8 +184,9 @@ func (s *start) read(ctx context.Context, cfg config.Config, log *slog.Logger) e
 		}
 	}
 	s.readings, s.record, s.config = r, r.Record, wiring.Checkpoint(cfg, c.Layout)
-	if !r.Slot.Active { // else somebody publishes, though the record may not have been written again yet
-		s.ended, _ = c.Store.LastEnd(ctx) // it is no part of what a start needs
+	s.gaps, _ = c.Store.Gaps(ctx) // it is no part of what a start needs
+	if !r.Slot.Active {           // else somebody publishes, though the record may not have been written again yet
+		s.ended, _ = c.Store.LastEnd(ctx) // likewise
 	}
 	if s.setup == nil {
 		var found checkpoint.Start
@@ -210,6 +216,23 @@ func (s *start) readStore(ctx context.Context, cfg config.Config, log *slog.Logg
 	store := wiring.Store(cfg, conn)
 	s.record, _, _ = store.Load(ctx)
 	s.ended, _ = store.LastEnd(ctx)
+	s.gaps, _ = store.Gaps(ctx)
+}
+
+// openGaps returns the gaps that were stored and that the checkpoint knows.
+func openGaps(stored []byte, holds []relay.Hold) (open []pipeline.Gap) {
+	var gaps []pipeline.Gap
+	if json.Unmarshal(stored, &gaps) != nil { // nothing was stored, or it is not of this version
+		return nil
+	}
+	for _, g := range gaps {
+		if slices.ContainsFunc(holds, func(h relay.Hold) bool {
+			return string(outbox.AppendSequence(nil, h.Sequence)) == g.Sequence
+		}) {
+			open = append(open, g)
+		}
+	}
+	return open
 }
 
 func report(cfg config.Config, read watch.Reading, s *start) *Report {
@@ -229,6 +252,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	if s.record != nil && len(s.record.Checkpoints) > 0 {
 		newest := s.record.Checkpoints[len(s.record.Checkpoints)-1]
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
+		rep.Gaps = openGaps(s.gaps, newest.Holds)
 		rep.LagBytes = outbox.Distance(newest.At(), max(newest.At(), read.Postgres.WALEnd))
 	}
 	problem := s.failed
