@@ -171,8 +171,8 @@ func (s *Store) Save(ctx context.Context, rec *Record, last uint64) (uint64, err
 	return got.Seq, nil
 }
 
-// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd],
-// [Store.SaveGaps] and [Store.SaveMaintained] have stored beside it. Without a bucket there is nothing to remove. ErrConflict:
+// Remove removes the record if its newest revision is still last, and what [Store.SaveEnd], [Store.SaveGaps]
+// and [Store.SaveMaintained] have stored beside it. Without a bucket there is nothing to remove. ErrConflict:
 // somebody else wrote the record.
 func (s *Store) Remove(ctx context.Context, last uint64) error {
 	fail := func(err error) error { return fmt.Errorf("remove checkpoint record %s: %w", s.subject, err) }

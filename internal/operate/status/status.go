@@ -185,7 +185,8 @@ func (s *start) read(ctx context.Context, cfg config.Config, log *slog.Logger) e
 	}
 	s.readings, s.record, s.config = r, r.Record, wiring.Checkpoint(cfg, c.Layout)
 	s.gaps, _ = c.Store.Gaps(ctx) // it is no part of what a start needs
-	if !r.Slot.Active {           // else somebody publishes, though the record may not have been written again yet
+	// while it is active somebody publishes, though the record may not have been written again yet
+	if !r.Slot.Active {
 		s.ended, _ = c.Store.LastEnd(ctx) // likewise
 	}
 	if s.setup == nil {
