@@ -134,7 +134,8 @@ func (r *Report) printGap(p *printer, g *pipeline.Gap, now time.Time) {
 		wait = "event waits"
 	}
 	p.more("", printable(fmt.Sprintf("document %s%s: %s missing, %s %s, for %s, since %s", g.Doc, of,
-		g.Missing, units.Count(g.Waiting), wait, units.Duration(now.Sub(g.Since)), g.Since.Format(time.RFC3339))))
+		g.Missing, units.Count(g.Waiting), wait, units.Duration(now.Sub(g.Since)),
+		g.Since.Format(time.RFC3339))))
 }
 
 // Line is the report in one line, for a log.
