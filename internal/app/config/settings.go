@@ -46,7 +46,7 @@ const (
 	wantSize     = "in bytes or with a unit such as KiB, MiB, MB"
 	longest      = time.Duration(math.MaxInt64)
 
-	maxClusters = 64
+	maxClusters = outbox.MaxCluster
 )
 
 var settings = []setting{
