@@ -40,6 +40,7 @@ type Config struct {
 type Start struct {
 	// replication starts at its Start(). Where it lay beyond a switch point, its Due is that point
 	Checkpoint relay.Checkpoint
+	SystemID   string // the home's; "": it is not known here
 	LastSeq    uint64 // the next message expects it
 	// the newest message that is known to be there; those between End and LastSeq are lost
 	End           uint64
@@ -310,7 +311,10 @@ func (v *resolver) stream() error {
 		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
-	case s.NewestSeq > v.Record.Base && s.Newest == nil:
+	case s.NewestSeq > v.Record.Base && s.Cut != nil && v.systemID() != "" && !s.Cut.Of(v.systemID()):
+		return v.gap(codeCutHome, v.left(), v.Server.WALEnd, hintCut, "%s",
+			v.cfg.cutOfAnotherHome(s.NewestSeq, s.Cut, v.systemID()))
+	case s.NewestSeq > v.Record.Base && s.Newest == nil && s.Cut == nil:
 		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.hintForeign(),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq,
 			outbox.HeaderName)
@@ -318,11 +322,20 @@ func (v *resolver) stream() error {
 	return nil
 }
 
+// systemID is the system identifier of the stream's home; "" where the home's rows are read elsewhere: there
+// nobody says it.
+func (v *resolver) systemID() string {
+	if v.cfg.Mapping.Away() {
+		return ""
+	}
+	return v.Record.SystemID
+}
+
 // tail finds where the stream ends, which checkpoints that leaves, and what is lost.
 func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
 	s.LastSeq, s.End, s.Confirmed, s.Accepted = st.LastSeq, st.LastSeq, v.Slot.Confirmed, v.Record.Base
-	s.Asked, s.Broker = v.Asked, st.Now
+	s.Asked, s.Broker, s.SystemID = v.Asked, st.Now, v.systemID()
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
 		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by
@@ -400,8 +413,8 @@ func (v *resolver) choose() error {
 	readable := v.Stream.NewestSeq == s.End && v.headed() != nil
 	at := top
 	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to
-	// compare they aren't made again.
-	if readable || v.moved < 0 {
+	// compare they aren't made again. Nor is what a cut has closed: the WAL alone does not make it.
+	if readable || v.moved < 0 && v.Stream.Cut == nil {
 		for i := top; i >= 0 && s.Checkpoints[i].Start() >= s.Confirmed; i-- {
 			if s.Checkpoints[i].Seq < s.End {
 				at = i

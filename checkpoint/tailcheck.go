@@ -33,10 +33,11 @@ func (c *TailCheck) Compares() (above, upTo uint64) {
 // Stored takes messages of that range, ascending, at best all that can have been in flight when the last
 // session ended: a stranger's may have taken a sequence, and what was behind ours that was refused for it may
 // have come in after him, so that the stream's end looks right. The error is a gap fault with code
-// foreign_message: one of them is not ours. Call it before the first message is made.
+// foreign_message: one of them is not ours; or that of a cut among them. Call it before the first message is
+// made.
 func (c *TailCheck) Stored(all []relay.Stored) error {
 	for _, m := range all {
-		if m.Header == nil {
+		if m.Header == nil && m.Cut == nil {
 			return &outbox.Fault{
 				Class: outbox.Gap, Code: "foreign_message", Observed: true, From: c.start.Checkpoint.Start(),
 				To: max(c.start.Thru, c.start.Checkpoint.Due),
@@ -46,6 +47,9 @@ func (c *TailCheck) Stored(all []relay.Stored) error {
 				Hint: c.cfg.hintOf("foreign_message", c.cfg.hintForeign()),
 			}
 		}
+	}
+	if err := c.checkCuts(all); err != nil {
+		return err
 	}
 	if c.start.Newest != nil { // else the WAL may be another one, and nothing is compared
 		c.stored = all

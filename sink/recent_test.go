@@ -302,3 +302,37 @@ func TestRecentCountersFromReplicasThatLag(t *testing.T) {
 		must.Succeed(t, cluster.WaitReady(3*time.Minute))
 	}
 }
+
+// What reads the newest messages knows a cut: gap mode does not count it, a start sees that it is one.
+func TestACutAmongTheNewestMessagesIsKnown(t *testing.T) {
+	t.Parallel()
+	s := countedStream(t, natstest.Server(t).URL(), "OUTBOX", 1)
+	c := connect(t, s.cfg)
+	s.publish(t, 5, 10)
+	want := outbox.Cut{SystemID: 7, Timeline: 1, LSN: 0x3000, Epoch: 2, Owner: 2}
+	d := door(t, s.cfg)
+	nc, err := nats.Connect(s.url, nats.NoReconnect(), nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	_, err = nc.RequestMsg(&nats.Msg{Subject: d.Ingress() + outbox.CutSubject,
+		Header: nats.Header{outbox.HeaderCut: {want.String()}}}, time.Minute)
+	must.Succeed(t, err)
+	d.Close()
+	s.want = append(s.want, nil)
+	st := state(t, c)
+	if st.NewestSeq != 6 || st.Newest != nil || st.Cut == nil || *st.Cut != want {
+		t.Errorf("the newest message is %d, header %v, cut %v", st.NewestSeq, st.Newest, st.Cut)
+	}
+	s.publish(t, 2, 10)
+	s.check(t, c, 8, 7)
+	stored, err := c.Stored(t.Context(), 0, 8)
+	must.Succeed(t, err)
+	for i, m := range stored {
+		if (m.Cut != nil) != (i == 5) || (m.Header != nil) == (i == 5) {
+			t.Errorf("message %d: header %v, cut %v", m.Seq, m.Header, m.Cut)
+		}
+	}
+	if st := state(t, c); st.Cut != nil || st.Newest == nil || len(stored) != 8 {
+		t.Errorf("%d messages, the newest has header %v, cut %v", len(stored), st.Newest, st.Cut)
+	}
+}

@@ -48,6 +48,25 @@ var stream = []Finding{
 			"repair has accepted it.\n\n`outflow repair` accepts the strangers' messages where they " +
 			"are, and publishes from WAL and table what they kept out.\n\n`replay` and `consumer` end " +
 			"with exit code 3 if they come across such a message: choose a range without it."},
+	{Code: "cut_home", Severity: Critical, Classes: gap,
+		Title: "The stream has a cut of another home",
+		Hint: "A cluster goes on with the wrong home's stream: correct its stream or its nats.url. Then " +
+			"run `outflow repair --accept cut_home`.",
+		Runbook: "A [cut](format.md#cuts) names the system identifier of the server whose events it " +
+			"closes. What follows it may be another home's events, and one of this home's may be missing. " +
+			"`outflow tail` shows cuts, with the cluster that wrote them."},
+	{Code: "cut_order", Severity: Critical, Classes: gap,
+		Title: "A cut in the stream is not above the one before it",
+		Hint: "Something copies messages into the stream, or two clusters go on with it from records " +
+			"that differ: stop them. Then run `outflow repair --accept cut_order`.",
+		Runbook: "`outflow tail` shows [cuts](format.md#cuts), with the epoch and the cluster that wrote " +
+			"them."},
+	{Code: "cut_ahead", Severity: Critical, Classes: gap,
+		Title: "The stream has a cut behind the checkpoint, and this Outflow does not go on behind one",
+		Hint: "A newer Outflow wrote it on another cluster: run that one here too. Or let no other " +
+			"cluster go on with this stream, then run `outflow repair --accept cut_ahead`.",
+		Runbook: "What follows a [cut](format.md#cuts) is not what the WAL alone makes. `outflow repair` " +
+			"takes the stream as it is, and publishes what it lacks."},
 	{Code: "divergence", Severity: Critical, Classes: gap,
 		Title: "The stream's newest messages are not the ones that this WAL makes",
 		Hint: "Are two set-ups mixed up (postgres.url, nats.url), or was a server restored? If neither " +

@@ -68,6 +68,7 @@ type PublicationIdentity struct {
 type Stored struct {
 	Seq    uint64
 	Header *outbox.Header // nil: it has none of ours
+	Cut    *outbox.Cut    // nil: it is not a cut
 	Time   time.Time      // when the broker stored it, by its clock
 }
 
@@ -79,6 +80,7 @@ type StreamState struct {
 	Messages   uint64         // how many there are
 	NewestSeq  uint64         // sequence of the newest message that can be read, 0 if none can
 	Newest     *outbox.Header // its header; nil if there is no message or it has none of ours
+	Cut        *outbox.Cut    // what it is, if it is a cut
 	Replicated bool           // more than one replica
 	Restoring  string         // what it is being restored from; "": it is whole
 	Now        time.Time      // the broker's clock when it was asked; zero where it does not say

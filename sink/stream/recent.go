@@ -17,8 +17,8 @@ import (
 const leastPage = 1024
 
 // Recent reads the counters of the newest n messages of ours above one sequence and up to another, newest
-// first: fewer, if there are not so many. One without a counter has Span 0. Sequences without a message, and
-// messages without a header of ours, do not count.
+// first: fewer, if there are not so many. One without a counter has Span 0. Sequences without a message,
+// messages without a header of ours, and cuts do not count.
 //
 // It reads headers only, through consumers. A consumer may be on a replica that lags behind the leader, so
 // the leader is asked first which message is the newest, and the consumer is read up to that one. A replica

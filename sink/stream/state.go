@@ -67,7 +67,7 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	// What can't be read explains nothing: then the messages are missing.
 	st.Erased, _ = outbox.ParseSequences(info.Config.Metadata[outbox.MetadataErased])
 	if newest != nil {
-		st.NewestSeq, st.Newest = newest.Seq, HeaderOf(newest.Header)
+		st.NewestSeq, st.Newest, st.Cut = newest.Seq, HeaderOf(newest.Header), CutOf(newest)
 	}
 	return st, info.State.Consumers, nil
 }

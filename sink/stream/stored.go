@@ -36,7 +36,8 @@ func (s *Stream) Last(ctx context.Context, above, upTo, maxMessages uint64, maxB
 			if m != nil {
 				bytes += len(m.Data) // without what a batch adds to it
 				largest = max(largest, len(m.Header)+len(m.Data))
-				all = append(all, relay.Stored{Seq: m.Seq, Header: HeaderOf(m.Header), Time: m.Time})
+				all = append(all, relay.Stored{Seq: m.Seq, Header: HeaderOf(m.Header), Cut: CutOf(m),
+					Time: m.Time})
 			}
 		}
 		seq -= n

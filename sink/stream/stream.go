@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
@@ -404,6 +405,21 @@ func HeaderOf(block []byte) *outbox.Header {
 			}
 			return nil
 		}
+	}
+	return nil
+}
+
+// CutOf returns the cut that a message is, nil if it is none.
+func CutOf(m *jsapi.Message) *outbox.Cut {
+	if m.Subject != outbox.CutSubject { // few are, and to decode a header costs
+		return nil
+	}
+	h, err := nats.DecodeHeadersMsg(m.Header)
+	if err != nil {
+		return nil // a message of somebody else
+	}
+	if c, is := outbox.CutOf(m.Subject, h); is {
+		return &c
 	}
 	return nil
 }
