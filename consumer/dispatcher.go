@@ -28,6 +28,7 @@ type dispatcher struct {
 	at       offset         // the newest message read, or a later one up to which the filter has nothing
 	header   *outbox.Header // of the newest message read; nil before the first
 	notified offset         // value of at when idle workers were last told to advance
+	newest   passedCut      // the newest cut that this session has passed over
 
 	intervals int
 	busy      bool   // a message was read since the last inspection
@@ -114,6 +115,9 @@ func (d *dispatcher) take(m *stream.Message) error {
 
 // dispatch gives a message to its worker once the flow has room for it.
 func (d *dispatcher) dispatch(m *stream.Message) error {
+	if c := cutOf(m); c != nil {
+		return d.passCut(m, c)
+	}
 	e, err := d.dec.event(m)
 	if err != nil {
 		return fault(ErrForeign, err, "", "stream %s", d.cfg.Stream)
@@ -252,7 +256,9 @@ func (d *dispatcher) skipToBarrier() error {
 		return err
 	}
 	at := offset{Seq: d.until}
-	if m != nil {
+	if m != nil && cutOf(m) != nil {
+		at = d.at.behindCut(d.until)
+	} else if m != nil {
 		if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil {
 			at = offsetOf(d.until, &h)
 		}
@@ -274,16 +280,20 @@ func (d *dispatcher) skipFiltered(st stream.State) error {
 	if err != nil || last == nil {
 		return err
 	}
-	h, err := outbox.ParseHeader(last.Header.Get(outbox.HeaderName))
-	if err != nil {
-		return nil // a foreign message that the filter leaves out
+	here := d.at.behindCut(st.Last)
+	if cutOf(last) == nil {
+		h, err := outbox.ParseHeader(last.Header.Get(outbox.HeaderName))
+		if err != nil {
+			return nil // a foreign message that the filter leaves out
+		}
+		here = offsetOf(st.Last, &h)
 	}
 	next, err := d.src.Next(d.work, d.at.Seq+1)
 	if err != nil {
 		return err
 	}
 	if next == 0 || next > st.Last {
-		d.candidate = offsetOf(st.Last, &h)
+		d.candidate = here
 	}
 	if candidate.Seq > d.at.Seq && (next == 0 || next > candidate.Seq) {
 		d.skip(candidate, nil)
@@ -331,9 +341,7 @@ func (d *dispatcher) removed(all outbox.Sequences) error {
 // checkOrder returns an error if a message must not follow the one before it.
 func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message) error {
 	if here.Seq <= d.at.Seq {
-		return fault(ErrStream, nil, "Set the consumer back to it: `outflow consumer rewind`",
-			"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up "+
-				"to %d", d.cfg.Stream, here.Seq, d.at.Seq)
+		return d.cameLate(here.Seq)
 	}
 	if err := d.check.checkOffset(d.cfg, here); err != nil {
 		return err
@@ -356,6 +364,13 @@ func (d *dispatcher) checkOrder(here offset, h *outbox.Header, m *stream.Message
 		return d.gap(here.Seq, here.Seq, false)
 	}
 	return nil
+}
+
+// cameLate is the error of a message that is not behind what was read.
+func (d *dispatcher) cameLate(seq uint64) error {
+	return fault(ErrStream, nil, "Set the consumer back to it: `outflow consumer rewind`",
+		"stream %s: sequence %d came after the stream's leader had said that the filter has nothing up to %d",
+		d.cfg.Stream, seq, d.at.Seq)
 }
 
 // explainJump finds out why sequences are missing before a message, if they are. That is fine where Outflow

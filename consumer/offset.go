@@ -16,6 +16,7 @@ const (
 )
 
 // offset says that a partition is done up to a message of the stream, which need not belong to the partition.
+// If that is a cut, Due, N and Pos are those of the newest event before it.
 type offset struct {
 	Seq uint64          `json:"seq"` // 0: nothing yet
 	Due outbox.LSN      `json:"due"` // of that message's header, as are N and Pos; 0: not known
