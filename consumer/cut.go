@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 
@@ -60,20 +61,72 @@ func (d *dispatcher) passCut(m *stream.Message, c *outbox.Cut) error {
 // there was none before, so the same events may be in other windows, and have other sequences, than when they
 // were handled. Then nobody can tell which of them were.
 func (d *dispatcher) checkCut(m *stream.Message, c *outbox.Cut) error {
-	newest := d.check.newest.Seq
-	if d.check.republishing || d.check.shorter && m.Sequence > d.check.last && m.Sequence <= newest {
+	newest, lost := d.check.newest.Seq, d.check.lastLost
+	again := d.check.republishing && (d.at.Seq <= lost.Seq || d.at.order(lost) < 0) // more of it is to come
+	if again || d.check.shorter && m.Sequence > d.check.last && m.Sequence <= newest {
 		return fault(ErrStream, nil, hintStream(d.cfg), "stream %s, consumer %s: the broker has lost "+
 			"messages that were read, and sequence %d is a cut: nobody can tell which of the events behind "+
 			"it come again", d.cfg.Stream, d.cfg.Name, m.Sequence)
 	}
-	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
-	if err == nil && lost <= d.at.Seq && d.header != nil { // read by this session; the next one finds out
+	from, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
+	if err == nil && from <= d.at.Seq && d.header != nil { // read by this session; the next one finds out
 		return fmt.Errorf("stream %s: sequences from %d on are gone, and a cut at %d follows: %w",
-			d.cfg.Stream, lost, m.Sequence, errLostEnd)
+			d.cfg.Stream, from, m.Sequence, errLostEnd)
 	}
 	if d.newest.Cut != nil && c.GoesBack(d.newest.Cut) {
 		return fault(ErrStream, nil, hintStream(d.cfg), "stream %s: sequence %d is a cut at %v, and "+
 			"sequence %d before it is one at %v", d.cfg.Stream, m.Sequence, c.LSN, d.newest.seq, d.newest.LSN)
 	}
 	return nil
+}
+
+// checkBefore returns an error if the message at an offset is a cut, and the event before that is not the one
+// that the offset names: then the offset was at an event, which comes again behind the cut. With a filter the
+// offset may name an earlier one.
+func checkBefore(ctx context.Context, cfg *Config, src stream.Source, now stream.State, at offset) error {
+	for seq := at.Seq - 1; seq >= now.First && !now.Erased.Has(seq); seq-- {
+		m, err := src.Get(ctx, seq)
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", cfg.Stream, err)
+		}
+		if m == nil || cutOf(m) != nil {
+			continue
+		}
+		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err != nil {
+			return fault(ErrForeign, err, hintStream(cfg), "stream %s, sequence %d", cfg.Stream, seq)
+		}
+		here := offsetOf(seq, &h)
+		if here.Pos == at.Pos || !cfg.readsAll() && here.order(at) > 0 {
+			return nil
+		}
+		return cutBack(cfg, at, at.Seq)
+	}
+	return nil
+}
+
+// checkWindow returns an error if a cut has closed the window of an event that was in another one when it was
+// read. What was read before it may come behind it then.
+func checkWindow(ctx context.Context, cfg *Config, src stream.Source, here offset) error {
+	if here.Pos.Repaired() || here.Seq <= uint64(here.N)+1 {
+		return nil
+	}
+	m, err := src.Get(ctx, here.Seq-uint64(here.N)-1)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", cfg.Stream, err)
+	}
+	if m == nil {
+		return nil
+	}
+	if c := cutOf(m); c != nil && c.LSN == here.Due {
+		return cutBack(cfg, here, m.Sequence)
+	}
+	return nil
+}
+
+// cutBack is the error of a cut before what was read already.
+func cutBack(cfg *Config, at offset, seq uint64) error {
+	return fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the event at position %v was "+
+		"read at sequence %d, and now sequence %d is a cut: nobody can tell which of the events behind it "+
+		"come again", cfg.Stream, cfg.Name, at.Pos, at.Seq, seq)
 }

@@ -39,6 +39,13 @@ func TestACutIsPassedOver(t *testing.T) {
 	src.lose(11, false) // the cut alone
 	more = s.events(2, 3)
 	src.publish(more...)
+	all = slices.Concat(all, more)
+	w.readAll(w.config(src), all)
+	src.lose(12, false) // all of it comes again, and then a cut
+	src.publish(more...)
+	src.publish(s.cut())
+	more = s.events(2, 3)
+	src.publish(more...)
 	w.readAll(w.config(src), slices.Concat(all, more))
 }
 
@@ -72,6 +79,73 @@ func TestACutThatTellsNothingEndsRun(t *testing.T) {
 			w.readAll(cfg, all)
 			test.damage(src, s, all)
 			w.fails(cfg, test.kind, test.words...)
+			w.exactly(all)
+		})
+	}
+}
+
+// window makes one window of events that were in others: what a cut before it closes.
+func window(cut *stream.Message, events ...*stream.Message) []*stream.Message {
+	c, _ := outbox.CutOf(cut.Subject, cut.Header)
+	all := []*stream.Message{cut}
+	for i, m := range events {
+		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err != nil {
+			panic(err)
+		}
+		h.N, h.Of, h.Due, h.Thru = i, len(events), c.LSN, c.LSN
+		again := *m
+		again.Header = nats.Header{outbox.HeaderName: {h.String()}}
+		all = append(all, &again)
+	}
+	return all
+}
+
+// Where the stream goes back, and a cut comes before what was read comes again, that is in another window. A
+// consumer finds out whichever of its marks shows it, and repeats nothing.
+func TestACutWhereTheStreamWentBackEndsRun(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		from  uint64 // what is lost
+		again []int  // the events that come behind the cut, in their order
+		more  int    // events behind those
+		late  bool   // while the session reads
+		ahead bool   // other partitions have been done further since
+		words string
+	}{
+		"below the marks":        {3, []int{2, 3}, 1, true, false, "was the event at position"},
+		"at the marks":           {4, []int{3}, 1, false, false, "now sequence 4 is a cut"},
+		"before a sorted window": {3, []int{3, 2}, 1, false, false, "now sequence 3 is a cut"},
+		"below one mark":         {3, []int{2, 3}, 3, false, true, "was the event at position"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, &opening{memoryStream: newMemoryStream()}
+			all := s.events(4, 1)
+			src.publish(all...)
+			cfg := w.config(src)
+			w.readAll(cfg, all)
+			var events []*stream.Message
+			for _, i := range test.again {
+				events = append(events, all[i])
+			}
+			again := slices.Concat(window(s.cut(), events...), s.events(test.more, 1))
+			publish := func() { src.publish(again...) }
+			if src.lose(test.from, true); test.late {
+				src.before = publish
+			} else {
+				publish()
+			}
+			if test.ahead {
+				m := again[len(again)-1]
+				p, err := w.consumer(cfg).partition(m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.exec(`UPDATE outflow_mark SET seq = $1, due = $2::text::pg_lsn, lsn = $2::text::pg_lsn
+					WHERE partition <> $3`, src.last, s.lsn.String(), p)
+			}
+			w.fails(cfg, ErrStream, test.words)
 			w.exactly(all)
 		})
 	}

@@ -115,6 +115,9 @@ func (d *dispatcher) take(m *stream.Message) error {
 
 // dispatch gives a message to its worker once the flow has room for it.
 func (d *dispatcher) dispatch(m *stream.Message) error {
+	if err := d.checkAgain(m.Sequence); err != nil {
+		return err
+	}
 	if c := cutOf(m); c != nil {
 		return d.passCut(m, c)
 	}
@@ -150,6 +153,30 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	d.met.got(partition)
 	d.met.read(m.Sequence)
 	w.push(item{event: e, number: number, republished: d.check.republishing})
+	return nil
+}
+
+// checkAgain compares the message at the newest offset when a stream that had gone back is longer than that
+// again: this session has not read it, if all offsets are there.
+func (d *dispatcher) checkAgain(last uint64) error {
+	at := d.check.newest
+	if d.source != live || !d.check.shorter || last <= at.Seq {
+		return nil
+	}
+	d.check.shorter = false
+	m, err := d.src.Get(d.work, at.Seq)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
+	}
+	st, err := stateOf(d.work, d.src)
+	switch {
+	case err != nil:
+		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
+	case m != nil && at.known():
+		return checkSame(d.work, d.cfg, d.src, st, m, at)
+	case m == nil && at.Seq >= st.First && !st.Erased.Has(at.Seq):
+		return fmt.Errorf("stream %s: sequence %d did not come again: %w", d.cfg.Stream, at.Seq, errLostEnd)
+	}
 	return nil
 }
 
@@ -223,8 +250,8 @@ func (d *dispatcher) inspect(f flowState) error {
 	if !st.Created.Equal(d.check.created) {
 		return fmt.Errorf("stream %s was made anew", d.cfg.Stream) // the next session finds out why
 	}
-	if d.cfg.readsAll() {
-		return nil // each message shows whether any before it are missing
+	if err := d.checkAgain(st.Last); err != nil || d.cfg.readsAll() {
+		return err // each message shows whether any before it are missing
 	}
 	if known := max(handed, d.at.Seq); st.First > known+1 {
 		if err := d.removed(st.Erased.Lacking(known+1, st.First-1)); err != nil {

@@ -84,17 +84,8 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 	switch {
 	case err != nil:
 		return fmt.Errorf("stream %s: %w", cfg.Stream, err)
-	case m != nil && c.newest.known() && cutOf(m) != nil: // it names an event before the cut
-		return nil
-	case m != nil && c.newest.known():
-		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
-		if err != nil {
-			return fault(ErrForeign, err, hintStream(cfg), "stream %s, sequence %d", cfg.Stream, m.Sequence)
-		}
-		if h.Pos != c.newest.Pos {
-			return otherMessage(cfg, m.Sequence, c.newest, offsetOf(m.Sequence, &h))
-		}
-		return nil // a stream that was restored from a backup has another time of creation
+	case m != nil && c.newest.known(): // restored from a backup, a stream has another time of creation
+		return checkSame(ctx, cfg, src, now, m, c.newest)
 	case !created.IsZero() && !created.Equal(now.Created):
 		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks "+
 			"count in a stream made at %v, this one was made at %v, and does not have the message of "+
@@ -113,10 +104,30 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 	return nil
 }
 
-// findLost marks the offsets whose message the broker has lost.
+// checkSame returns an error if the message at an offset is not the one that was read.
+func checkSame(ctx context.Context, cfg *Config, src stream.Source, now stream.State, m *stream.Message,
+	at offset) error {
+	if cutOf(m) != nil {
+		return checkBefore(ctx, cfg, src, now, at)
+	}
+	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+	if err != nil {
+		return fault(ErrForeign, err, hintStream(cfg), "stream %s, sequence %d", cfg.Stream, m.Sequence)
+	}
+	here := offsetOf(m.Sequence, &h)
+	switch {
+	case here.Pos != at.Pos:
+		return otherMessage(cfg, m.Sequence, at, here)
+	case here.order(at) != 0:
+		return checkWindow(ctx, cfg, src, here)
+	}
+	return nil
+}
+
+// findLost marks the offsets whose message the broker has lost. It returns an error if another one is there.
 func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
 	all offsets) error {
-	stored := map[uint64]bool{}
+	stored := map[uint64]*stream.Message{}
 	for _, p := range all.partitions() {
 		m := all[p]
 		if m.Seq < now.Kept || m.Seq > now.Last || !m.known() || m.Lost {
@@ -127,9 +138,13 @@ func (c *streamCheck) findLost(ctx context.Context, cfg *Config, src stream.Sour
 			if err != nil {
 				return fmt.Errorf("stream %s: %w", cfg.Stream, err)
 			}
-			stored[m.Seq] = message != nil
+			stored[m.Seq] = message
 		}
-		if !stored[m.Seq] && !now.Erased.Has(m.Seq) {
+		if message := stored[m.Seq]; message != nil {
+			if err := checkSame(ctx, cfg, src, now, message, m); err != nil {
+				return err
+			}
+		} else if !now.Erased.Has(m.Seq) {
 			m.Lost, c.changed = true, true
 			all[p] = m
 		}
