@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -152,6 +153,15 @@ type Message struct {
 	Header     string // the Outflow header; "" if it has none
 	DeadLetter string // why it is a dead letter; "" if it is not one
 	Stored     time.Time
+	Cut        *outbox.Cut // nil: it is not a cut
+}
+
+// CutOf returns the cut that a message is, nil if it is none.
+func CutOf(subject string, header nats.Header) *outbox.Cut {
+	if c, is := outbox.CutOf(subject, header); is {
+		return &c
+	}
+	return nil
 }
 
 // Messages calls f with each message of the stream from sequence from to the one at to, which must exist, or
@@ -174,8 +184,8 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 		task.Set(int64(meta.Sequence.Stream - from + 1))
 		return f(Message{
 			Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: h.Get(outbox.HeaderName),
-			DeadLetter: h.Get(sink.HeaderDeadLetter),
-			Stored:     meta.Timestamp,
+			DeadLetter: h.Get(sink.HeaderDeadLetter), Stored: meta.Timestamp,
+			Cut: CutOf(m.Subject(), h),
 		})
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
+	streams "github.com/outflowhq/outflow/sink/stream"
 )
 
 // Admin lists and rewinds the consumers of a stream.
@@ -378,7 +379,7 @@ type stored struct {
 	outflow outbox.Header
 }
 
-// message reads a message from the leader; nil if there is none, or it has no Outflow header.
+// message reads an event's message from the leader; nil if there is none, or it is a cut.
 func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	if seq == 0 {
 		return nil, nil
@@ -386,7 +387,7 @@ func (a *Admin) message(ctx context.Context, seq uint64) (*stored, error) {
 	return a.ask(ctx, jsapi.MessageRequest{Seq: seq})
 }
 
-// firstFrom reads the first message at or after seq that matches one of the filters.
+// firstFrom reads the first event's message at or after seq that matches one of the filters.
 func (a *Admin) firstFrom(ctx context.Context, seq uint64, filters []string) (first *stored, err error) {
 	if len(filters) == 0 {
 		filters = []string{">"}
@@ -414,6 +415,13 @@ func (a *Admin) ask(ctx context.Context, request jsapi.MessageRequest) (*stored,
 	}
 	if found == nil {
 		return nil, nil
+	}
+	if streams.CutOf(found) != nil {
+		if request.Next == "" {
+			return nil, nil
+		}
+		request.Seq = found.Seq + 1
+		return a.ask(ctx, request)
 	}
 	m := &stored{seq: found.Seq, subject: found.Subject, at: found.Time}
 	for line := range strings.SplitSeq(string(found.Header), "\r\n") {

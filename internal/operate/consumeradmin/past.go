@@ -100,8 +100,8 @@ func (p *past) resolve(ctx context.Context, t target) (to uint64, found bool, er
 			found = !m.Time.Before(t.time)
 		} else {
 			s, err := p.stored(m)
-			if err != nil {
-				return false, err
+			if s == nil || err != nil {
+				return s == nil, err
 			}
 			found = s.outflow.Pos.Compare(t.position) >= 0
 		}
@@ -111,7 +111,11 @@ func (p *past) resolve(ctx context.Context, t target) (to uint64, found bool, er
 	return to, found, err
 }
 
+// stored is the message of an event; nil: it is a cut.
 func (p *past) stored(m *archive.Message) (*stored, error) {
+	if _, is := outbox.CutOf(m.Subject, m.Header); is {
+		return nil, nil
+	}
 	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
 	if err != nil {
 		return nil, fatal("foreign_message", fmt.Sprintf("the archived message at sequence %d is not "+
@@ -132,12 +136,12 @@ func (p *past) first(ctx context.Context, seq uint64, filters []string) (first *
 			return true, nil
 		}
 		first, err = p.stored(m)
-		return false, err
+		return first == nil, err
 	})
 	return first, err
 }
 
-// message is the message at a sequence; nil: the stream has it, or nobody.
+// message is the event's message at a sequence; nil: the stream has it, or nobody, or it is a cut.
 func (p *past) message(ctx context.Context, seq uint64) (at *stored, err error) {
 	if !p.has(seq) {
 		return nil, nil

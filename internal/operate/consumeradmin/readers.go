@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
+	streams "github.com/outflowhq/outflow/sink/stream"
 )
 
 // metadataName is in the metadata of what an instance of package consumer reads with.
@@ -218,6 +219,9 @@ func (a *Admin) isOf(ctx context.Context, s *state, created time.Time) (bool, er
 		return false, err
 	}
 	if m != nil && (newest.Due != 0 || newest.Pos.LSN != 0) {
+		if streams.CutOf(m) != nil {
+			return true, nil
+		}
 		header, err := nats.DecodeHeadersMsg(m.Header)
 		if err != nil {
 			return false, nil //nolint:nilerr // a message of somebody else

@@ -240,6 +240,10 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	found, n := last, 0
 	err := jsapi.ReadStream(ctx, a.JS, a.Stream, oc, 0,
 		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+			if _, is := outbox.CutOf(m.Subject(), m.Headers()); is {
+				found = meta.Sequence.Stream
+				return nil
+			}
 			h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName))
 			if err != nil {
 				return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d is not "+

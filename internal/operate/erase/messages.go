@@ -306,7 +306,8 @@ func (c *command) listStreams(ctx context.Context) error {
 				}
 				if m != nil {
 					h, err := headerOf(m)
-					info.outflow = err == nil && h.Get(outbox.HeaderName) != ""
+					_, cut := outbox.CutOf(m.Subject, h)
+					info.outflow = err == nil && (cut || h.Get(outbox.HeaderName) != "")
 				}
 			}
 			c.list = append(c.list, info)

@@ -225,7 +225,7 @@ func (r *repair) findForeign(ctx context.Context, l *backfill.Conns, rd backfill
 	var n int
 	progress.Step(ctx, "no gap at the end of the stream; looking through its messages")
 	err := l.Messages(ctx, rd.Record.Base+1, rd.Stream.NewestSeq, func(m backfill.Message) error {
-		if _, err := outbox.ParseHeader(m.Header); err != nil {
+		if _, err := outbox.ParseHeader(m.Header); err != nil && m.Cut == nil {
 			seq = m.Seq
 			n++
 		}

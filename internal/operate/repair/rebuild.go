@@ -129,6 +129,16 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, f *finding, 
 	var first, before uint64
 	var taken, maybe []outbox.Position
 	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
+		switch {
+		case m.Cut == nil:
+		case m.Cut.LSN <= place.Due:
+			before = m.Seq
+			return nil
+		default:
+			why = fmt.Sprintf("message %d is a cut at %v, and what follows it can't be made from the WAL "+
+				"alone", m.Seq, m.Cut.LSN)
+			return nil
+		}
 		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
 			why = fmt.Sprintf("message %d has no %s header", m.Seq, outbox.HeaderName)

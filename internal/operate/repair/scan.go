@@ -216,6 +216,9 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	var due outbox.LSN
 	read := func(m backfill.Message) error {
 		s.newest, s.newestAt = m.Seq, m.Stored
+		if m.Cut != nil {
+			return nil
+		}
 		h, err := outbox.ParseHeader(m.Header)
 		if err != nil {
 			if m.Seq > base {

@@ -39,10 +39,8 @@ func (s *streamSource) openPast(ctx context.Context, api *jsapi.Client, url stri
 	}
 	s.past = &past{a, s.first}
 	err = a.Read(ctx, 1, func(m *archive.Message) error {
-		s.first, s.firstAt, s.header = m.Seq, m.Time, nil
-		if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil {
-			s.header = &h
-		}
+		s.first, s.firstAt = m.Seq, m.Time
+		s.setHeader(m.Subject, m.Header)
 		return jsapi.ErrStop
 	})
 	if errors.Is(err, jsapi.ErrStop) {
@@ -114,10 +112,7 @@ func (s *streamSource) readPast(ctx context.Context, from, to uint64, f func(*Me
 			task.Set(int64(m.Seq - from + 1))
 			msg := &Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header, Data: m.Data,
 				Time: m.Time}
-			if err := s.parse(msg); err != nil {
-				return err
-			}
-			return f(msg)
+			return s.event(msg, f)
 		})
 		if errors.Is(err, jsapi.ErrStop) {
 			return to + 1, nil

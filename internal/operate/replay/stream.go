@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
@@ -66,10 +67,19 @@ func (s *streamSource) open(ctx context.Context) error {
 		return fmt.Errorf("stream %s: read sequence %d: %w", s.name, s.first, err)
 	}
 	s.firstAt = m.Time
-	if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err == nil {
-		s.header = &h
-	}
+	s.setHeader(m.Subject, m.Header)
 	return nil
+}
+
+// setHeader takes the header of the first message. A cut counts as the message that ends the window before
+// it: what came before has no position behind it.
+func (s *streamSource) setHeader(subject string, header nats.Header) {
+	s.header = nil
+	if h, err := outbox.ParseHeader(header.Get(outbox.HeaderName)); err == nil {
+		s.header = &h
+	} else if c, is := outbox.CutOf(subject, header); is {
+		s.header = &outbox.Header{Pos: outbox.Position{LSN: c.LSN}, Due: c.LSN, Thru: c.LSN}
+	}
 }
 
 // exists says what the stream has; it is for errors.
@@ -265,10 +275,7 @@ func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Me
 		}
 		m := &Message{Seq: raw.Sequence, Subject: raw.Subject, Header: raw.Header, Data: raw.Data,
 			Time: raw.Time}
-		if err := s.parse(m); err != nil {
-			return err
-		}
-		if err := f(m); err != nil {
+		if err := s.event(m, f); err != nil {
 			return err
 		}
 	}
@@ -307,10 +314,7 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 			if m.Seq > to || s.tooLate(m.Time) {
 				return jsapi.ErrStop
 			}
-			if err := s.parse(m); err != nil {
-				return err
-			}
-			if err := f(m); err != nil {
+			if err := s.event(m, f); err != nil {
 				return err
 			}
 			if m.Seq == to {
@@ -324,12 +328,15 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 	return err
 }
 
-// parse reads the Outflow header.
-func (s *streamSource) parse(m *Message) (err error) {
+// event calls f with a message, unless it is a cut: that is nothing to be replayed.
+func (s *streamSource) event(m *Message, f func(*Message) error) (err error) {
+	if _, is := outbox.CutOf(m.Subject, m.Header); is {
+		return nil
+	}
 	if m.Outflow, err = outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err != nil {
 		return fatal("foreign_message", fmt.Sprintf("stream %s: the message at sequence %d (%s) is not "+
 			"outflow's: %v", s.name, m.Seq, m.Subject, err),
 			"Leave it out: replay what is before and behind it with --seq")
 	}
-	return nil
+	return f(m)
 }

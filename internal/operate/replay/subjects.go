@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // countTries is how often counting is tried while new messages come in.
@@ -26,6 +28,9 @@ func (s *streamSource) widenFilters(ctx context.Context) error {
 	known := []string{s.extractor.template.Filter(func(string) (string, bool) { return "", false })}
 	if s.extractor.deadLetters != "" && !overlap(s.extractor.deadLetters, known[0]) {
 		known = append(known, s.extractor.deadLetters)
+	}
+	if !overlap(outbox.CutSubject, known[0]) && !overlap(outbox.CutSubject, known[len(known)-1]) {
+		known = append(known, outbox.CutSubject) // of no event
 	}
 	for range countTries {
 		before, err := s.stream.Info(ctx)

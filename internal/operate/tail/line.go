@@ -43,12 +43,22 @@ type Line struct {
 	Late     bool             `json:"late,omitempty"`   // as gap mode marks it
 	Dead     string           `json:"dead,omitempty"`   // the reason of a dead letter
 	Replay   string           `json:"replay,omitempty"` // of `outflow replay`
+	Cut      *Cut             `json:"cut,omitempty"`    // it is a cut: no event
 	// from the time that a mapped header says to that at which it was stored; absent: no header says one
 	Latency *float64 `json:"latency_ms,omitempty"`
 
 	Payload *string `json:"payload,omitempty"`        // text
 	Base64  []byte  `json:"payload_base64,omitempty"` // anything else
-	Cut     bool    `json:"payload_cut,omitempty"`    // there is more of it
+	Short   bool    `json:"payload_cut,omitempty"`    // there is more of it
+}
+
+// Cut is what a cut says.
+type Cut struct {
+	SystemID string     `json:"system_id"` // the home's
+	Timeline uint32     `json:"timeline,omitempty"`
+	LSN      outbox.LSN `json:"lsn"`
+	Epoch    uint64     `json:"epoch"`
+	Owner    int        `json:"owner"` // cluster.id
 }
 
 // lines makes lines of messages.
@@ -142,7 +152,10 @@ func (l *lines) read(m jetstream.Msg, meta *jetstream.MsgMetadata) *Line {
 		line.Position, line.ID, line.Key, line.Late = &h.Pos, h.ID, h.Key, h.Counter.Late
 		line.Held = outbox.Distance(h.Pos.LSN, h.Thru)
 	}
-	if doc, ok := l.document(line.Subject); ok && line.Dead == "" {
+	if c, is := outbox.CutOf(line.Subject, header); is {
+		line.Cut = &Cut{strconv.FormatUint(c.SystemID, 10), c.Timeline, c.LSN, c.Epoch, c.Owner}
+	}
+	if doc, ok := l.document(line.Subject); ok && line.Dead == "" && line.Cut == nil {
 		line.Document = &doc
 	}
 	for _, name := range l.types {
@@ -158,7 +171,7 @@ func (l *lines) read(m jetstream.Msg, meta *jetstream.MsgMetadata) *Line {
 	}
 	if l.payload {
 		data := m.Data()[:min(len(m.Data()), maxPayload+1)]
-		line.Cut = len(data) > maxPayload
+		line.Short = len(data) > maxPayload
 		if text := cut(string(data), maxPayload); utf8.ValidString(text) {
 			line.Payload = &text
 		} else {
@@ -207,9 +220,18 @@ func (line *Line) text() []byte {
 	}
 	b.WriteString(line.Stored.Format("2006-01-02T15:04:05.000Z"))
 	add("seq", strconv.FormatUint(line.Sequence, 10))
-	if line.Position != nil {
+	switch {
+	case line.Position != nil:
 		add("pos", line.Position.String())
-	} else {
+	case line.Cut != nil:
+		add("cut", line.Cut.LSN.String())
+		add("home", line.Cut.SystemID)
+		if line.Cut.Timeline > 0 {
+			add("tl", strconv.FormatUint(uint64(line.Cut.Timeline), 10))
+		}
+		add("epoch", strconv.FormatUint(line.Cut.Epoch, 10))
+		add("owner", strconv.Itoa(line.Cut.Owner))
+	default:
 		add("pos", "? (not a message of Outflow's)")
 	}
 	add("subject", word(line.Subject))
@@ -236,7 +258,7 @@ func (line *Line) text() []byte {
 	} else if line.Base64 != nil {
 		add("payload", printable(string(line.Base64)))
 	}
-	if line.Cut {
+	if line.Short {
 		b.WriteString("…")
 	}
 	b.WriteByte('\n')

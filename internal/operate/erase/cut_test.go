@@ -1,0 +1,46 @@
+package erase
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// An archived cut is of no document, and a certificate does not say that one is unknown.
+func TestACutIsOfNoDocument(t *testing.T) {
+	t.Parallel()
+	store, err := archive.Open(t.Context(), "file://"+t.TempDir())
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	now := time.Now()
+	a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", now), nil)
+	must.Succeed(t, err)
+	s, err := a.NewSegment()
+	must.Succeed(t, err)
+	cut := outbox.Cut{SystemID: 7, LSN: 0x3000, Epoch: 2, Owner: 2}
+	m := &archive.Message{Seq: 1, Time: now, Subject: outbox.CutSubject,
+		Header: nats.Header{outbox.HeaderCut: {cut.String()}}}
+	must.Succeed(t, s.Add(m))
+	_, err = a.Append(t.Context(), s, 0)
+	must.Succeed(t, err)
+	c := &command{store: store, rep: &Report{}, rec: &erasure.Record{}, doc: &erasure.Document{}}
+	c.cfg.Stream = "OUTBOX"
+	asked := 0
+	err = c.eachFolder(t.Context(), func(_ *archive.Archive, is func(*archive.Message) (bool, error)) error {
+		asked++
+		goes, err := is(m)
+		if goes {
+			t.Error("it goes")
+		}
+		return err
+	})
+	if err != nil || asked != 1 || c.untold != 0 {
+		t.Errorf("asked %d times, %d unknown, %v", asked, c.untold, err)
+	}
+}
