@@ -32,6 +32,7 @@ type Judgement struct {
 
 	Repaired    int // messages that a repair published, if that is tolerated
 	DeadLetters int // dead letters, if they are tolerated
+	Cuts        int // cuts
 	Removed     int // messages that retention removed at the beginning, if that is tolerated
 
 	First  string // the first difference in words: sequence, what there is, what ought to be
@@ -53,7 +54,7 @@ func (j *Judgement) String() string {
 	for _, more := range []struct {
 		n    int
 		what string
-	}{{j.Held, "not due yet"}, {j.Repaired, "by repair"}, {j.DeadLetters, "dead letters"},
+	}{{j.Held, "not due yet"}, {j.Repaired, "by repair"}, {j.DeadLetters, "dead letters"}, {j.Cuts, "cuts"},
 		{j.Removed, "removed by retention"}} {
 		if more.n > 0 {
 			s += fmt.Sprintf(", %s %d", more.what, more.n)
@@ -93,6 +94,7 @@ type judged struct {
 	seen   []bool // which of want.messages were
 	longs  []int  // see moved
 	placed int    // messages that have been found in want.messages
+	cut    *cut   // the newest one
 
 	// To find what is not where it should be; made when it is needed.
 	byID     map[string]int // where in others
@@ -116,6 +118,10 @@ func newCase(t *Truth, cfg Config) (*judged, error) {
 func (c *judged) add(m *Message) {
 	c.j.Published++
 	digest(c.sum, m)
+	if m.cut != nil {
+		c.addCut(m)
+		return
+	}
 	value := m.Header.Get(packedHeader)
 	if value == "" {
 		c.j.Foreign++

@@ -73,7 +73,8 @@ func judgeOf(t *testing.T, truth *Truth, cfg Config, all []*Message, removed int
 	c, err := newCase(truth, cfg)
 	must.Succeed(t, err)
 	for i, published := range all {
-		m := &Message{Seq: uint64(removed + i + 1), Subject: published.Subject, Data: published.Data}
+		m := &Message{Seq: uint64(removed + i + 1), Subject: published.Subject, Data: published.Data,
+			cut: published.cut}
 		m.Header = nats.Header{expectedHeader: {fmt.Sprint(removed + i)}}
 		for name, values := range published.Header {
 			m.Header[name] = values
@@ -424,5 +425,38 @@ func TestLinesThatCannotBeAreErrors(t *testing.T) {
 	}
 	if r.Truth().Events != 1 || r.Truth().Commits != 1 {
 		t.Errorf("%+v", r.Truth())
+	}
+}
+
+// A cut is no foreign message, and must be behind the one before it.
+func TestJudgeKnowsCuts(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Slot: "outflow", Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}
+	truth := script(t, Source{}, eight...)
+	at := func(lsn string) *Message {
+		m := &Message{Subject: cutSubject, Header: nats.Header{cutHeader: {"v=1 sys=7 tl=1 lsn=" + lsn +
+			" epoch=2 owner=2 later=1"}}}
+		var err error
+		m.cut, err = parseCut(m.Header.Get(cutHeader))
+		must.Succeed(t, err)
+		return m
+	}
+	all := stream(t, truth, cfg)
+	good := slices.Insert(slices.Clone(all), 2, at("0/1A0"))
+	good = append(good, at("0/501"))
+	if j := judgeOf(t, truth, cfg, good, 0); !j.OK() || j.Cuts != 2 ||
+		!strings.Contains(j.String(), "cuts 2") {
+		t.Errorf("%v", &j)
+	}
+	j := judgeOf(t, truth, cfg, append(slices.Clone(good), at("0/501")), 0)
+	if j.OK() || j.Header != 1 || !strings.Contains(j.First, "cut at 0/501") {
+		t.Errorf("one that goes back: %v", &j)
+	}
+	for _, wrong := range []string{"", "v=2 sys=7 tl=1 lsn=0/1 epoch=2 owner=2",
+		"v=1 sys=18446744073709551616 tl=1 lsn=0/1 epoch=2 owner=2", "v=1 sys=7 tl=1 lsn=0/0 epoch=2 owner=2",
+		"v=1 sys=7 tl=1 lsn=0/1 epoch=2 owner=65", "v=1 sys=7 tl=1 lsn=0/1 epoch=2 owner=2x"} {
+		if _, err := parseCut(wrong); err == nil {
+			t.Errorf("%q is taken for a cut", wrong)
+		}
 	}
 }

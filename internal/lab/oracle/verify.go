@@ -22,16 +22,20 @@ type Message struct {
 	Header  nats.Header
 	Outflow Header
 	Problem error // why Outflow could not be read
+	cut     *cut  // nil: it is none
 	Data    []byte
 	Stored  time.Time // the server's time
 }
 
 // Read calls f for each message of the stream from the first to the one that is the last when it is called,
-// in order. A message without our header is an error.
+// in order. A message without our header is an error, unless it is a cut: that is left out.
 func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
 	return readAll(ctx, js, stream, func(m *Message) error {
-		if m.Problem != nil {
+		switch {
+		case m.Problem != nil:
 			return m.Problem
+		case m.cut != nil:
+			return nil
 		}
 		return f(m)
 	})
@@ -96,8 +100,10 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 func parse(msg jetstream.Msg, meta *jetstream.MsgMetadata) *Message {
 	m := &Message{Seq: meta.Sequence.Stream, Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(),
 		Stored: meta.Timestamp}
-	value := msg.Headers().Get(packedHeader)
-	if value == "" {
+	value, found := msg.Headers().Get(packedHeader), msg.Headers().Get(cutHeader)
+	if value == "" && m.Subject == cutSubject && found != "" {
+		m.cut, m.Problem = parseCut(found)
+	} else if value == "" {
 		m.Problem = fmt.Errorf("message %d on %s has no %s header: not one of ours", m.Seq, m.Subject,
 			packedHeader)
 	} else if h, err := ParseHeader(value); err != nil {
