@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // gapCase is a set-up that lost something: what outflow run says, and what a repair finds.
@@ -92,6 +93,14 @@ var gaps = []gapCase{
 		_, err := f.JS.Publish(t.Context(), ingress(t, f)+"outbox.stranger", []byte("{}"))
 		harness.Must(t, err)
 	}, "keep", 0},
+	{"a cut at the end", "cut_ahead", 0, func(t *testing.T, f *harness.Installation) {
+		publishCut(t, f, 1<<60)
+	}, "keep", 0},
+	{"record deleted, and a cut that is closed", "record_missing", 0,
+		func(t *testing.T, f *harness.Installation) {
+			publishCut(t, f, 1)
+			f.DeleteRecord(t)
+		}, "record", -1},
 	{"another cluster", "system_changed", 0, func(t *testing.T, f *harness.Installation) {
 		harness.EditRecord(t, f, func(rec map[string]any) { rec["system_id"] = "7000000000000000000" })
 	}, "new-slot", meanwhile},
@@ -118,6 +127,18 @@ func loseRows(f *harness.Installation, t *testing.T) {
 	for i := range meanwhile {
 		harness.Insert(t, f.Conn, "lost", 1000+i, `{"n": 1.10}`)
 	}
+}
+
+// publishCut has another cluster go on with the stream.
+func publishCut(t *testing.T, f *harness.Installation, lsn outbox.LSN) {
+	t.Helper()
+	c := outbox.Cut{Timeline: 1, LSN: lsn, Epoch: 1, Owner: 2}
+	harness.Must(t, f.Conn.QueryRow(t.Context(),
+		"SELECT system_identifier::text::numeric FROM pg_control_system()").Scan(&c.SystemID))
+	m := nats.NewMsg(ingress(t, f) + outbox.CutSubject)
+	m.Header = nats.Header{outbox.HeaderCut: {c.String()}, nats.ExpectedLastSeqHdr: {fmt.Sprint(before)}}
+	_, err := f.JS.PublishMsg(t.Context(), m)
+	harness.Must(t, err)
 }
 
 // remakeStream makes the stream anew with the first n of its messages, as a backup that was put back would.
@@ -271,6 +292,13 @@ func TestARepairClosesEachGap(t *testing.T) {
 			var stranger uint64
 			if g.code == "foreign_message" {
 				stranger = before + 1
+			}
+			if strings.Contains(g.name, "a cut") { // no row, and no stranger's message
+				harness.AwaitMessages(t, broken[i].JS, broken[i].Stream, before+1+meanwhile)
+				broken[i].MustBeComplete(broken[i].Conn, ns.URL())
+				broken[i].MustStop(t)
+				broken[i].MustRun("repair")
+				return
 			}
 			mustGoOn(broken[i], t, ns.URL(), stranger)
 		})
