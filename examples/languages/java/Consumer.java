@@ -96,7 +96,7 @@ class Consumer {
                 var msg = messages.nextMessage(1000);
                 long seq = msg == null ? 0 : msg.metaData().streamSequence();
                 more = !stopping && seq <= until && !renewal();
-                if (msg != null && more) {
+                if (msg != null && more && !msg.getHeaders().containsKey("Outflow-Cut")) { // a cut is no event
                     last = seq;
                     var outflow = head = msg.getHeaders().getFirst("Outflow");
                     var document = Application.documentOf(msg.getSubject());

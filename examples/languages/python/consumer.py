@@ -62,7 +62,7 @@ async def session(db, nc):  # claims partitions, and reads for them until the sh
         try: m = await sub.next_msg(timeout=1)
         except nats.errors.TimeoutError: m = None
         more = not stopping.is_set() and not (m and m.metadata.sequence.stream > until)
-        if m and more:
+        if m and more and "Outflow-Cut" not in (m.headers or {}):  # a cut is no event
             document, seq, head = document_of(m.subject), m.metadata.sequence.stream, m.headers["Outflow"]
             mark = next((o for o in marks if o["partition"] == hash_of(document) % o["partitions"]), None)
             if mark and mark["seq"] < seq and "Outflow-Dead-Letter" not in m.headers:

@@ -49,6 +49,7 @@ async function session() { // claims partitions, and reads for them until the sh
   for (let last: JsMsg | undefined, more = true; more; more &&= !stopping && !await renewal()) {
     for await (const m of await reader.fetch({ max_messages: 200, expires: 1000 })) {
       if (!(more = m.seq <= until && !stopping && !await renewal())) break;
+      if (m.headers?.has("Outflow-Cut")) continue; // no event
       const document = documentOf(m.subject), p = hash(document) % marks[0].partitions;
       const mark = marks.find((m) => m.partition === p), headers = Object.fromEntries((last = m).headers!);
       if (!mark || m.seq <= mark.seq || headers["Outflow-Dead-Letter"]) continue;
