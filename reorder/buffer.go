@@ -62,6 +62,7 @@ type Buffer struct {
 
 	input   mark // the last input, if Close has still to be called
 	waiting bool
+	cut     bool // it is a cut
 
 	window  Window
 	order   []*slot // the window's events, in order
@@ -130,6 +131,8 @@ var (
 	errEvents = errors.New("reorder: a commit record does not agree with the events before it")
 	errHolds  = errors.New("reorder: the checkpoint holds events back, but gap mode is not in force")
 	errBack   = errors.New("reorder: a commit's LSN is not above its predecessor's")
+	errCut    = errors.New("reorder: a cut below an input that was read, or within a transaction")
+	errCutDue = errors.New("reorder: the checkpoint holds back what a cut below it has closed")
 )
 
 // Append adds one event of the transaction that is being read; its Pos.Index counts them from 0, its LSN is
@@ -191,8 +194,29 @@ func (b *Buffer) Commit(c relay.Commit) error {
 			return b.fail(err)
 		}
 	}
-	b.input, b.waiting = mark{c.LSN, c.Time, c.Start}, true
+	b.input, b.waiting, b.cut = mark{c.LSN, c.Time, c.Start}, true, false
 	return nil
+}
+
+// Cut closes everything that is held and returns the window, nil if nothing was. It comes behind the inputs
+// up to lsn, all of which were read, and before the next one, of which nothing was: a cut below what was read
+// is refused. Once more at the same lsn it does nothing, nor does one below the due of the checkpoint that
+// was gone on from. At that due it may: a checkpoint of gap mode may be from before the cut.
+func (b *Buffer) Cut(lsn outbox.LSN) (*Window, error) {
+	if err := b.ready(); err != nil {
+		return nil, err
+	}
+	if lsn < b.cfg.Due {
+		if slices.ContainsFunc(b.cfg.Holds, func(h relay.Hold) bool { return h.Oldest.LSN <= lsn }) {
+			return nil, b.fail(errCutDue)
+		}
+		return nil, nil
+	}
+	if lsn < b.newest || b.read.events > 0 {
+		return nil, b.fail(errCut)
+	}
+	b.newest, b.input.lsn, b.waiting, b.cut = lsn, lsn, true, true
+	return b.Close()
 }
 
 // hold makes the transaction that was read a held commit. Its events that have left already are dropped.

@@ -8,6 +8,7 @@
 //	Append(event)     for each event of a transaction, as it is decoded
 //	Commit(commit)    its commit record; a heartbeat or a change of settings has no events
 //	Close()           once after each Commit: the window that this input made due, or nil
+//	Cut(lsn)          instead of both, where the WAL does not say what closes the window
 //	window.Next(&e)   until it returns false, before the next Append or Commit
 //
 // After an error the buffer is of no more use: the session calls Discard, and goes on from a checkpoint with
@@ -102,6 +103,15 @@
 // and the limits are asked after each event, so that no more is held than they allow:
 // TestHugeTransactionInGapMode. An event that does not wait costs a hash of its names and a look at the
 // memory; one that waits, a few heaps: TestHotDocumentIsNotQuadratic.
+//
+// # Cuts
+//
+// A cut is the one input that is not in the WAL: another cluster goes on with the stream while the home
+// is silent. It comes behind the inputs up to its LSN. Everything is due at it, and in gap mode all gaps
+// are given up. So the order is a function of the WAL and the cuts. A checkpoint is still enough to go
+// on: nothing is held behind a cut, so none lies across it. Only in gap mode a checkpoint whose due is
+// the cut's LSN may be from before the cut, so there it is carried out again: if it was before, there is
+// nothing to close.
 //
 // # Memory
 //

@@ -11,7 +11,7 @@ import "github.com/outflowhq/outflow/outbox"
 // and taken out once.
 func (b *Buffer) due() (due outbox.LSN, ok bool) {
 	set, in := b.inForce(), b.input
-	if set.Horizon == 0 {
+	if set.Horizon == 0 || b.cut {
 		due, ok = in.lsn, true
 	} else {
 		horizon := set.Horizon.Microseconds()

@@ -329,9 +329,9 @@ func (g *gap) shrink() {
 }
 
 // end gives up everything.
-func (g *gap) end() {
+func (g *gap) end(why Reason) {
 	for w := g.all.top(); w != nil && !g.stopped(); w = g.all.top() {
-		g.giveUp(w.group, BySettings)
+		g.giveUp(w.group, why)
 	}
 }
 

@@ -23,7 +23,7 @@ func (b *Buffer) closeGap() (*Window, error) {
 	}
 	g := b.gap
 	g.start = b.input.start
-	if b.input.lsn <= b.cfg.Due {
+	if b.input.lsn <= b.cfg.Due && !b.cut {
 		return nil, g.readAgain()
 	}
 	if err := g.complete(); err != nil {
@@ -39,6 +39,9 @@ func (b *Buffer) closeGap() (*Window, error) {
 	if b.change != nil {
 		g.apply(*b.change)
 		b.change = nil
+	}
+	if b.cut {
+		g.end(ByCut)
 	}
 	if b.gapMode() {
 		g.expire()
@@ -71,7 +74,7 @@ func (b *Buffer) beginGapMode() (*Window, error) {
 func (g *gap) apply(set relay.Settings) {
 	b := g.b
 	if set.Sort != g.set.Sort || set.Gap.Scope != g.set.Gap.Scope || set.Gap.First != g.set.Gap.First {
-		g.end()
+		g.end(BySettings)
 	}
 	b.set, g.set, b.atDue, g.same = set, set, set, false
 	if set.ByGap() {

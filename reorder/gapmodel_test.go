@@ -236,8 +236,13 @@ func (m *gapModel) bySize() {
 
 // read reads one commit and returns the window that it closes, nil if none.
 func (m *gapModel) read(in input) *closed {
-	if in.commit.Kind == relay.NoInput || in.commit.LSN <= m.cfg.Start {
+	if in.commit.Kind == relay.NoInput || in.commit.LSN <= m.cfg.Start && !in.cut() {
 		return nil
+	}
+	if in.cut() && m.horizon == nil {
+		m.out = nil
+		m.end(&m.givenUp.Cut)
+		return m.window(in.commit.LSN)
 	}
 	next := in.commit.Settings
 	change := in.commit.Kind == relay.SettingsChange
@@ -278,12 +283,24 @@ func (m *gapModel) read(in input) *closed {
 		m.byTime()
 		m.bySize()
 	}
+	return m.window(in.commit.LSN)
+}
+
+// window is what was released.
+func (m *gapModel) window(lsn outbox.LSN) *closed {
 	if len(m.out) == 0 {
 		return nil
 	}
-	place, _ := m.place(in.commit.LSN)
-	return &closed{Due: in.commit.LSN, Thru: in.commit.LSN, Of: len(m.out), Sort: outbox.ByGap,
-		Bytes: sizes(m.out), Events: m.out, Place: place}
+	place, _ := m.place(lsn)
+	return &closed{Due: lsn, Thru: lsn, Of: len(m.out), Sort: outbox.ByGap, Bytes: sizes(m.out),
+		Events: m.out, Place: place}
+}
+
+// end gives up everything, the oldest first.
+func (m *gapModel) end(why *uint64) {
+	for len(m.held) > 0 {
+		m.giveUp(m.group(m.held[0]), why)
+	}
 }
 
 // begin is a change from a horizon to gap mode.
@@ -305,9 +322,7 @@ func (m *gapModel) begin(c relay.Commit) *closed {
 
 func (m *gapModel) change(next relay.Settings, c relay.Commit) {
 	if next.Sort != m.set.Sort || next.Gap.Scope != m.set.Gap.Scope || next.Gap.First != m.set.Gap.First {
-		for len(m.held) > 0 {
-			m.giveUp(m.group(m.held[0]), &m.givenUp.Settings)
-		}
+		m.end(&m.givenUp.Settings)
 	}
 	m.set = next
 	m.remembered = min(m.remembered, next.Gap.Memory)

@@ -26,10 +26,11 @@ const (
 	ByCold                   // nothing was known of what precedes it, and cold has passed
 	BySize                   // max_events or max_bytes
 	BySettings               // a change of settings
+	ByCut                    // a cut
 	reasons
 )
 
-func (r Reason) String() string { return [...]string{"bound", "cold", "size", "settings"}[r] }
+func (r Reason) String() string { return [...]string{"bound", "cold", "size", "settings", "cut"}[r] }
 
 // GivenUp is a gap that is waited for no longer. What is missing may still come: late.
 type GivenUp struct {
@@ -116,7 +117,7 @@ func gapBefore(w *waiter) Gap {
 
 // GapCounts counts what gap mode has given up and found, since the buffer was made.
 type GapCounts struct {
-	Bound, Cold, Size, Settings uint64 // gaps given up, by reason
+	Bound, Cold, Size, Settings, Cut uint64 // gaps given up, by reason
 	// events at or below the counter that their sequence had reached, by why they are late
 	Missed, Repeats, Resets uint64
 }
@@ -128,7 +129,7 @@ func (b *Buffer) GapCounts() GapCounts {
 	}
 	n := &b.gap.notes
 	return GapCounts{n.counts[ByBound], n.counts[ByCold], n.counts[BySize], n.counts[BySettings],
-		n.lateCounts[Missed], n.lateCounts[Repeat], n.lateCounts[Reset]}
+		n.counts[ByCut], n.lateCounts[Missed], n.lateCounts[Repeat], n.lateCounts[Reset]}
 }
 
 // GivenUp returns the gaps that have been given up since it was called last: the first few of them, their

@@ -111,6 +111,7 @@ func randomGapScene(r *rand.Rand) scene {
 	}
 	w.now += 10_000_000
 	w.add(input{commit: relay.Commit{Kind: relay.Heartbeat}})
+	s.cutAnywhere(r)
 	return s
 }
 
@@ -165,7 +166,7 @@ func (w *gapWriter) add(in input) {
 }
 
 // gapStart makes a buffer that goes on from a checkpoint.
-func (s *scene) gapStart(c gapCut, scratch *memScratch) *Buffer {
+func (s *scene) gapStart(c gapPoint, scratch *memScratch) *Buffer {
 	cfg := s.cfg
 	cfg.Settings, cfg.Start, cfg.Due, cfg.PublishedAhead = c.place.Settings, c.place.Start(), c.place.Due,
 		c.place.PublishedAhead
@@ -180,8 +181,8 @@ func (s *scene) gapStart(c gapCut, scratch *memScratch) *Buffer {
 	return b
 }
 
-// gapCut is a checkpoint with what the stream says of the messages up to it.
-type gapCut struct {
+// gapPoint is a checkpoint with what the stream says of the messages up to it.
+type gapPoint struct {
 	place  relay.Checkpoint
 	made   int // windows up to there
 	recent []outbox.Counter
@@ -193,10 +194,10 @@ type after struct {
 	ok     bool
 }
 
-func (m *gapModel) cut(place relay.Checkpoint, windows int) gapCut {
+func (m *gapModel) point(place relay.Checkpoint, windows int) gapPoint {
 	recent := slices.Clone(m.made)
 	slices.Reverse(recent)
-	return gapCut{place, windows, recent}
+	return gapPoint{place, windows, recent}
 }
 
 // checkGaps holds the buffer's own books against the model.
@@ -245,15 +246,15 @@ func markerOf(b *Buffer, lsn outbox.LSN) after {
 
 // runGap compares the buffer with the model over the whole scene and returns the windows, every checkpoint to
 // go on from, and what is known behind each input.
-func (s *scene) runGap(r *rand.Rand, st *gapStats) (windows []*closed, cuts []gapCut, then []after,
+func (s *scene) runGap(r *rand.Rand, st *gapStats) (windows []*closed, points []gapPoint, then []after,
 	err error) {
 	scratch := &memScratch{failAfter: -1}
 	m := newGapModel(s.cfg)
 	if s.sequence != nil {
 		m.sequence = s.sequence
 	}
-	cuts = append(cuts, gapCut{place: relay.Checkpoint{Settings: s.cfg.Settings}})
-	b := s.gapStart(cuts[0], scratch)
+	points = append(points, gapPoint{place: relay.Checkpoint{Settings: s.cfg.Settings}})
+	b := s.gapStart(points[0], scratch)
 	out := 0
 	for k, in := range s.wal {
 		want := m.read(in)
@@ -279,15 +280,12 @@ func (s *scene) runGap(r *rand.Rand, st *gapStats) (windows []*closed, cuts []ga
 			out += want.Of
 			st.count(want)
 			if got.Place.Due != 0 {
-				cuts = append(cuts, m.cut(got.Place, len(windows)))
+				points = append(points, m.point(got.Place, len(windows)))
 			}
 		}
 		if now.ok {
-			if k+1 < len(s.wal) {
-				edge += outbox.LSN(r.IntN(int(s.wal[k+1].commit.LSN - edge)))
-			}
-			p, _ := b.Marker(edge)
-			cuts = append(cuts, m.cut(p, len(windows)))
+			p, _ := b.Marker(s.edge(r, k))
+			points = append(points, m.point(p, len(windows)))
 			st.holds += min(1, len(p.Holds))
 		} else if m.horizon == nil {
 			st.none++
@@ -304,12 +302,12 @@ func (s *scene) runGap(r *rand.Rand, st *gapStats) (windows []*closed, cuts []ga
 		err = checkClean(b, scratch)
 	}
 	st.files += scratch.made
-	return windows, cuts, then, err
+	return windows, points, then, err
 }
 
 // resumeGap goes on from a checkpoint and compares what is made with the rest of what the undisturbed run
 // made.
-func (s *scene) resumeGap(c gapCut, windows []*closed, then []after, whole bool) error {
+func (s *scene) resumeGap(c gapPoint, windows []*closed, then []after, whole bool) error {
 	scratch := &memScratch{failAfter: -1}
 	b := s.gapStart(c, scratch)
 	made := c.made
@@ -321,7 +319,8 @@ func (s *scene) resumeGap(c gapCut, windows []*closed, then []after, whole bool)
 		if err != nil {
 			return err
 		}
-		if in.commit.LSN > c.place.Due && in.commit.Kind != relay.NoInput && b.gapMode() {
+		fresh := in.commit.LSN > c.place.Due || in.cut() && in.commit.LSN == c.place.Due
+		if fresh && in.commit.Kind != relay.NoInput && b.gapMode() {
 			if p := markerOf(b, in.commit.LSN); !reflect.DeepEqual(p, then[k]) {
 				return fmt.Errorf("behind %v: %+v, want %+v", in.commit.LSN, p, then[k])
 			}
@@ -359,6 +358,7 @@ func (st *gapStats) counts(c GapCounts) {
 	st.Cold += c.Cold
 	st.Size += c.Size
 	st.Settings += c.Settings
+	st.Cut += c.Cut
 	st.Missed += c.Missed
 	st.Repeats += c.Repeats
 	st.Resets += c.Resets
@@ -366,7 +366,7 @@ func (st *gapStats) counts(c GapCounts) {
 
 // TestTheBufferIsTheModelOfGapMode compares the buffer with the obvious model of gap mode on random WALs,
 // with changes of settings and of the mode among them, and goes on from the checkpoints that either makes
-// (from every one of every eighth WAL): what comes then must be what came without the cut.
+// (from every one of every eighth WAL): what comes then must be what came without the restart.
 func TestTheBufferIsTheModelOfGapMode(t *testing.T) {
 	t.Parallel()
 	n := *trials
@@ -387,7 +387,8 @@ func TestTheBufferIsTheModelOfGapMode(t *testing.T) {
 			}
 			t.Logf("%d WALs: %+v", n/parts, st)
 			if n > 500 && (st.holds == 0 || st.none == 0 || st.files == 0 || st.Bound == 0 || st.Cold == 0 ||
-				st.Size == 0 || st.Settings == 0 || st.Missed == 0 || st.Repeats == 0 || st.Resets == 0) {
+				st.Size == 0 || st.Settings == 0 || st.Cut == 0 || st.Missed == 0 || st.Repeats == 0 ||
+				st.Resets == 0) {
 				t.Errorf("the scenes miss what they are for: %+v", st)
 			}
 		})
@@ -397,13 +398,13 @@ func TestTheBufferIsTheModelOfGapMode(t *testing.T) {
 func tryGapModel(seed uint64, st *gapStats) error {
 	r := rand.New(rand.NewPCG(seed, 14))
 	s := randomGapScene(r)
-	windows, cuts, then, err := s.runGap(r, st)
+	windows, points, then, err := s.runGap(r, st)
 	if err != nil {
 		return err
 	}
 	every := seed/4%8 == 0 // in every part
-	for _, c := range cuts {
-		if !every && r.IntN(len(cuts)) >= 3 {
+	for _, c := range points {
+		if !every && r.IntN(len(points)) >= 3 {
 			continue
 		}
 		st.resumed++

@@ -21,11 +21,16 @@ type model struct {
 	events     []relay.Event
 }
 
-// input is a commit with its events, a tick or a change of settings.
+// input is a commit with its events, a tick, a change of settings or a cut.
 type input struct {
 	commit relay.Commit
 	events []relay.Event // with their positions
 }
+
+// aCut is the kind of an input that is a cut.
+const aCut relay.Kind = 255
+
+func (in *input) cut() bool { return in.commit.Kind == aCut }
 
 // closed is a window in a form that can be compared.
 type closed struct {
@@ -56,6 +61,9 @@ func (m *model) inForce() relay.Settings {
 
 // read reads one commit and returns the window that it closes, nil if none.
 func (m *model) read(in input) *closed {
+	if in.cut() {
+		return m.cut(in.commit.LSN)
+	}
 	if in.commit.Kind == relay.NoInput || in.commit.LSN <= m.start {
 		return nil
 	}
@@ -73,6 +81,14 @@ func (m *model) read(in input) *closed {
 		return nil
 	}
 	return m.close(due, in.commit.LSN)
+}
+
+// cut closes everything that is held, with the settings in force.
+func (m *model) cut(lsn outbox.LSN) *closed {
+	if lsn < m.start {
+		return nil
+	}
+	return m.close(lsn, lsn)
 }
 
 func (m *model) due(in relay.Commit) (due outbox.LSN, ok bool) {

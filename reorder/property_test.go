@@ -113,7 +113,43 @@ func randomScene(r *rand.Rand) scene {
 	}
 	now += 10_000_000
 	add(input{commit: relay.Commit{Kind: relay.Heartbeat}})
+	s.cutAnywhere(r)
 	return s
+}
+
+// cutAnywhere puts cuts between the inputs of half of the WALs, before the first and behind the last one: at
+// the LSN of the input before, or above it, and now and then twice.
+func (s *scene) cutAnywhere(r *rand.Rand) {
+	often, last := []float64{0, 0, 0.05, 0.3}[r.IntN(4)], outbox.LSN(0)
+	var all []input
+	for i := range len(s.wal) + 1 {
+		next := last + 4
+		if i < len(s.wal) {
+			next = s.wal[i].commit.LSN
+		}
+		for last < next && r.Float64() < often {
+			last += outbox.LSN(r.IntN(int(next - last)))
+			all = append(all, input{commit: relay.Commit{Kind: aCut, LSN: last}})
+		}
+		if i < len(s.wal) {
+			all, last = append(all, s.wal[i]), next
+		}
+	}
+	s.wal = all
+}
+
+// edge is an LSN at which a keepalive may come behind input k, before the next one.
+func (s *scene) edge(r *rand.Rand, k int) outbox.LSN {
+	at := s.wal[k].commit.LSN
+	if k+1 == len(s.wal) {
+		return at
+	}
+	next := s.wal[k+1]
+	room := int(next.commit.LSN - at)
+	if next.cut() { // which may come at the same LSN
+		room++
+	}
+	return at + outbox.LSN(r.IntN(room))
 }
 
 // fillValues fills in what the order does not depend on.
@@ -164,10 +200,13 @@ func feed(b *Buffer, in input) (*closed, error) {
 			return nil, err
 		}
 	}
-	if err := b.Commit(in.commit); err != nil {
-		return nil, err
+	var w *Window
+	var err error
+	if in.cut() {
+		w, err = b.Cut(in.commit.LSN)
+	} else if err = b.Commit(in.commit); err == nil {
+		w, err = b.Close()
 	}
-	w, err := b.Close()
 	if w == nil || err != nil {
 		return nil, err
 	}
@@ -238,18 +277,18 @@ func checkClean(b *Buffer, scratch *memScratch) error {
 	return nil
 }
 
-type cut struct {
+type point struct {
 	place relay.Checkpoint
 	made  int // windows up to there
 }
 
 // run compares the buffer with the model over the whole scene and returns the windows and every place to go
 // on from.
-func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, cuts []cut, err error) {
+func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, points []point, err error) {
 	scratch := &memScratch{failAfter: -1}
 	first := relay.Checkpoint{Settings: s.cfg.Settings}
 	m, b := newModel(s.cfg), s.start(first, scratch)
-	cuts = append(cuts, cut{first, 0})
+	points = append(points, point{first, 0})
 	out := 0
 	for k, in := range s.wal {
 		want := m.read(in)
@@ -266,19 +305,19 @@ func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, cuts []cut, err
 		if want != nil {
 			windows = append(windows, want)
 			out += want.Of
-			cuts = append(cuts, cut{got.Place, len(windows)})
+			points = append(points, point{got.Place, len(windows)})
 			st.count(want)
+			if in.cut() {
+				st.cuts++
+			}
 		}
 		if len(m.events) == 0 {
-			edge := in.commit.LSN
-			if k+1 < len(s.wal) {
-				edge += outbox.LSN(r.IntN(int(s.wal[k+1].commit.LSN - edge)))
-			}
+			edge := s.edge(r, k)
 			p, ok := b.Marker(edge)
 			if want := m.marker(edge); !ok || !reflect.DeepEqual(p, want) {
 				return nil, nil, fmt.Errorf("marker %v: %+v, want %+v", edge, p, want)
 			}
-			cuts = append(cuts, cut{p, len(windows)})
+			points = append(points, point{p, len(windows)})
 		}
 	}
 	if want := s.events(); out != want {
@@ -288,7 +327,7 @@ func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, cuts []cut, err
 		return nil, nil, err
 	}
 	st.files += scratch.made
-	return windows, cuts, nil
+	return windows, points, nil
 }
 
 func (s *scene) events() (n int) {
@@ -301,7 +340,7 @@ func (s *scene) events() (n int) {
 // resume goes on from a place and compares what is made with the rest of what the undisturbed run made;
 // whole: with all inputs, also those that are none any more, and beside a model that goes on from the place
 // too.
-func (s *scene) resume(c cut, windows []*closed, whole bool) error {
+func (s *scene) resume(c point, windows []*closed, whole bool) error {
 	scratch := &memScratch{failAfter: -1}
 	b := s.start(c.place, scratch)
 	cfg := s.cfg
@@ -346,7 +385,7 @@ func (s *scene) resume(c cut, windows []*closed, whole bool) error {
 
 // stats shows that the scenes reach what they are meant to.
 type stats struct {
-	windows, events, pulls, taken, resumed, files int
+	windows, events, pulls, taken, cuts, resumed, files int
 }
 
 func (st *stats) count(w *closed) {
@@ -362,7 +401,7 @@ func (st *stats) count(w *closed) {
 
 // TestTheBufferIsTheModelOfHorizonMode compares the buffer with the obvious model on random WALs, and goes on
 // from the places that either makes (from every one of every eighth WAL): what comes then must be what came
-// without the cut.
+// without the restart.
 func TestTheBufferIsTheModelOfHorizonMode(t *testing.T) {
 	t.Parallel()
 	n := *trials
@@ -382,7 +421,7 @@ func TestTheBufferIsTheModelOfHorizonMode(t *testing.T) {
 				}
 			}
 			t.Logf("%d WALs: %+v", n/parts, st)
-			if n > 500 && (st.pulls == 0 || st.taken == 0 || st.files == 0) {
+			if n > 500 && (st.pulls == 0 || st.taken == 0 || st.cuts == 0 || st.files == 0) {
 				t.Errorf("the scenes miss what they are for: %+v", st)
 			}
 		})
@@ -392,13 +431,13 @@ func TestTheBufferIsTheModelOfHorizonMode(t *testing.T) {
 func tryModel(seed uint64, st *stats) error {
 	r := rand.New(rand.NewPCG(seed, 1))
 	s := randomScene(r)
-	windows, cuts, err := s.run(r, st)
+	windows, points, err := s.run(r, st)
 	if err != nil {
 		return err
 	}
 	every := seed/4%8 == 0 // in every part
-	for _, c := range cuts {
-		if !every && r.IntN(len(cuts)) >= 3 {
+	for _, c := range points {
+		if !every && r.IntN(len(points)) >= 3 {
 			continue
 		}
 		st.resumed++

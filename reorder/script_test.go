@@ -22,6 +22,7 @@ import (
 //	tick <lsn> <time>
 //	change <lsn> <time> horizon=...                                         a change of settings
 //	marker <lsn>                                                         a keepalive, when nothing is held
+//	cut <lsn>                                                               closes everything that is held
 //	restart                                                           new buffer, from the last checkpoint
 //	held                                                                    what is held
 //	max_holds 2                                                             of a checkpoint
@@ -66,7 +67,7 @@ func (s *scripted) do(verb string, args []string) (err error) {
 		s.b = New(s.cfg)
 	}
 	switch verb {
-	case "commit", "tick", "change":
+	case "commit", "tick", "change", "cut":
 		in, err := parseInput(verb, args)
 		if err != nil {
 			return err
@@ -144,6 +145,10 @@ func parseSettings(args []string) (relay.Settings, error) {
 func parseInput(verb string, args []string) (in input, err error) {
 	if in.commit.LSN, err = outbox.ParseLSN("0/" + args[0]); err != nil {
 		return in, err
+	}
+	if verb == "cut" {
+		in.commit.Kind = aCut
+		return in, nil
 	}
 	at, err := time.ParseDuration(args[1])
 	if err != nil {
