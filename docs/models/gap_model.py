@@ -4,10 +4,11 @@ Counters are dense in each sequence (document, actor). An event whose predecesso
 that follow it; one whose predecessor is missing is held until that is committed, or the bound has passed by commit timestamps, or too
 much is held. Behind a held event the later ones of its group wait: those of its sequence, or, with scope document, of its document.
 
-The WAL is a list of inputs: commits with events, heartbeats, changes of settings. A session starts from the checkpoint record and the
-stream alone, and sends message by message. It may be killed at any step; what it had sent may arrive later, between its successor's
-messages; messages may be dropped on the way; the broker may lose what it had not synced, with or without going back in its sequence,
-and the record on its own; retention removes old messages, but none that still have to be remembered.
+The WAL is a list of inputs: commits with events, heartbeats, changes of settings. Among them are cuts, on which another cluster has decided
+(decision 0054): one comes behind the inputs up to its LSN, which may be that of the newest of them, and gives up all gaps. A session starts
+from the checkpoint record and the stream alone, and sends message by message. It may be killed at any step; what it had sent may arrive
+later, between its successor's messages; messages may be dropped on the way; the broker may lose what it had not synced, with or without
+going back in its sequence, and the record on its own; retention removes old messages, but none that still have to be remembered.
 
 The claims, checked in each trial:
  1. However often it dies, the stream equals the undisturbed one, message by message. A checkpoint to go on from is always left.
@@ -15,10 +16,11 @@ The claims, checked in each trial:
  3. The counters of a remembered sequence ascend, but for messages that are marked late. If none of its events was given up, cold or
     late, they ascend without a gap.
  4. Without overflow, an event of a sequence that was known from its first counter on is late only if it repeats a counter, or if some
-    event of its group had been waiting for the whole bound.
+    event of its group had been waiting for the whole bound, or up to a cut.
  5. Nothing waits without a reason: an event is released by its own transaction unless a counter is missing in its group.
  6. With scope document, an event that has a counter and is not late passes earlier events of its document only to fill in before the
     oldest of them: that one is of its own sequence and has a higher counter. (A transaction above the limits is sorted within itself.)
+ 7. Nothing is held behind a cut.
 
 Run: python3 gap_model.py [trials [first seed]]     random trials
      python3 gap_model.py mutations                 takes away or bends one rule after the other: each must fail
@@ -30,7 +32,8 @@ from collections import namedtuple
 MAX_HOLDS = 5                                               # in a checkpoint; 512 in the product
 
 Settings = namedtuple("Settings", "mode bound cold memory first scope max_events max_bytes")
-Input = namedtuple("Input", "lsn time events settings")     # events: (doc, actor, counter or None, span, size); settings: new ones, or None
+# events: (doc, actor, counter or None, span, size); settings: new ones, or None; cut: it is one, and nothing else
+Input = namedtuple("Input", "lsn time events settings cut", defaults=[False])
 Event = namedtuple("Event", "pos q c l size time")          # q: its sequence (doc, actor); c to l: its counters, None without
 Message = namedtuple("Message", "pos q c l late at n of mode")
 # Of the inputs up to `at` all is in the stream up to sequence `seq`, but for the events of `holds`: for each sequence with held events
@@ -57,10 +60,13 @@ MUTATIONS = {
     "confirm": "what is confirmed is what was read, not what is before the oldest held event",
     "durable": "the record keeps the newest checkpoint at or below the confirmed LSN, durable or not",
     "retention": "retention may take what is still to be remembered",
+    "open": "gaps stay open at a cut",
+    "again": "a start from a checkpoint at the LSN of a cut takes the cut for done",
 }
 bent = None                                                 # the rule that is taken away
 
 
+def known(p, x): return x.lsn <= p.at and not (x.cut and x.lsn == p.at and bent != "again")     # a checkpoint may be from before the cut at its LSN
 def start(p): return min([p.at + 1] + [oldest[0] for oldest, _, _ in p.holds]) - 1      # where replication may begin
 
 
@@ -139,10 +145,12 @@ class Gap:
         while sum(map(len, s.held.values())) > s.set.max_events or sum(e.size for h in s.held.values() for e in h) > s.set.max_bytes:
             s.give_up(s.oldest(s.held))
 
+    def end(s):
+        while s.held: s.give_up(s.oldest(s.held))
+
     def change(s, new):
         old = s.set
-        if (new.mode, new.first, new.scope) != (old.mode, old.first, old.scope):
-            while s.held: s.give_up(s.oldest(s.held))
+        if (new.mode, new.first, new.scope) != (old.mode, old.first, old.scope): s.end()
         s.set = new
         s.remembered = 0 if new.mode == "horizon" else min(s.remembered, new.memory)
 
@@ -150,6 +158,7 @@ class Gap:
         """The messages that this input releases: its own window."""
         s.out, mode = [], s.set.mode
         if x.settings: s.change(x.settings)
+        if x.cut and bent != "open": s.end()
         events = events_of(x)
         large = is_large(events, s.set) or bent == "spill" and s.odd
         if large and s.set.mode == "gap":                   # sorted within itself, and never held whole
@@ -300,8 +309,8 @@ def session(w, kill):
 
     try:
         for k, x in enumerate(w.wal):
-            if x.lsn <= (p.at if bent == "start" else start(p)): continue
-            if x.lsn <= p.at: g.hold_again(p, x); continue
+            if x.lsn <= (p.at if bent == "start" else start(p)) and not x.cut: continue
+            if known(p, x): g.hold_again(p, x); continue
             for m in g.add(x):
                 made += 1
                 if made <= there:
@@ -310,7 +319,7 @@ def session(w, kill):
                 send(rnd.random() < 0.3)
                 ready.append((m, at(made) - 1))
             if made >= there:
-                edge = w.wal[k + 1].lsn - 1 if k + 1 < len(w.wal) and rnd.random() < 0.3 else x.lsn     # a keepalive's
+                edge = max(x.lsn, w.wal[k + 1].lsn - 1) if k + 1 < len(w.wal) and rnd.random() < 0.3 else x.lsn     # a keepalive's
                 q = g.checkpoint(edge, at(made))
                 if q and q.at > points[-1].at: ends.append((made, q))
                 if rnd.random() < 0.5: send(True)
@@ -338,6 +347,7 @@ def make_wal(rnd, n):
     wal, lsn, t, counters, pending = [], 0, 0.0, {}, []
     lost, again, docs, actors = rnd.choice([0, 0, 0.05]), rnd.choice([0, 0, 0.03]), rnd.choice([1, 2, 8]), rnd.randint(1, 3)
     spans, nulls, changes, begin = rnd.choice([1, 1, 3]), rnd.choice([0, 0, 0.1]), rnd.choice([0, 0, 0, 0.1]), rnd.randint(0, 1)
+    cuts = rnd.choice([0, 0, 0.1])
     def add(events, now, settings=None):
         nonlocal lsn
         lsn += rnd.randint(2, 6)
@@ -346,6 +356,7 @@ def make_wal(rnd, n):
         t += rnd.expovariate(1)
         if rnd.random() < changes: add((), t, random_settings(rnd)); continue
         if rnd.random() < 0.1: add((), t); continue
+        if wal and rnd.random() < cuts: wal.append(Input(max(wal[-1].lsn, lsn + rnd.randint(0, 1)), t, (), None, True)); continue
         ev = []
         for _ in range(rnd.choice([1, 1, 2, 3, 12])):
             q = "d%d" % rnd.randrange(docs), "a%d" % rnd.randrange(actors)
@@ -369,9 +380,10 @@ def check(wal, first, g, msgs):
     assert not g.held and sorted(m.pos for m in msgs) == sorted((x.lsn, i) for x in wal for i in range(len(x.events))), "not each event once"
     at, now = {}, first                                     # lsn -> the settings by which its window was released
     for x in wal:
-        at[x.lsn] = now
+        at.setdefault(x.lsn, now)                           # a cut may have the LSN of an input
         now = x.settings or now
     all_set = [first] + [x.settings for x in wal if x.settings]
+    for c in [x for x in wal if x.cut]: assert all(m.at <= c.lsn for m in msgs if m.pos[0] <= c.lsn), "claim 7: something is held behind a cut"
     events = [e for x in wal for e in spans_of(x)]
     sorted_ = {x.lsn for x in wal if is_large(events_of(x), at[x.lsn])}
     check_document(msgs, at, {e.pos: e for e in events}, sorted_)
@@ -400,7 +412,7 @@ def check(wal, first, g, msgs):
         e = line[m.pos]
         if m.late and fits and e.q in warm and not any(f.pos != e.pos and f.c <= e.l and e.c <= f.l for f in counted[e.q]):
             waiting = [f for q in groups[group(e.q)] for f in counted[q] if f.pos < e.pos]
-            assert any(x.time - f.time >= first.bound for x in wal if x.lsn < e.pos[0] for f in waiting if f.pos[0] <= x.lsn <= left[f.pos]), \
+            assert any(x.cut or x.time - f.time >= first.bound for x in wal if x.lsn < e.pos[0] for f in waiting if f.pos[0] <= x.lsn <= left[f.pos]), \
                 "claim 4: late though nothing has waited for the bound"
         if m.at > m.pos[0] and not m.late and all(q in warm for q in groups[group(e.q)]):
             assert any(gap([f for f in counted[q] if f.pos[0] <= m.pos[0]]) for q in groups[group(e.q)]), "claim 5: held for nothing"
@@ -461,7 +473,7 @@ def go_on_anywhere(wal, st, msgs, rnd):
         g, rest = Gap(p.settings), []
         g.restore(p, msgs[:p.seq][::-1])
         for x in wal:
-            if x.lsn > p.at: rest += g.add(x)
+            if not known(p, x): rest += g.add(x)
             elif x.lsn > start(p): g.hold_again(p, x)
         assert rest == msgs[p.seq:], "another stream from a checkpoint"
 
@@ -499,7 +511,7 @@ def order():
         wal = json.loads(line)
         g, msgs, holds = Gap(Settings(**wal["settings"])), [], []
         for x in wal["inputs"]:
-            x = Input(x["lsn"], x["time"], x["events"], Settings(**x["settings"]) if x.get("settings") else None)
+            x = Input(x["lsn"], x["time"], x["events"], Settings(**x["settings"]) if x.get("settings") else None, x.get("cut", False))
             msgs += [[*m.pos, m.at, m.n, m.of, m.mode, m.late] for m in g.add(x)]
             holds.append(sorted([*min(e.pos for h in g.held.values() for e in h if e.q == q), *q, b] for q, b in g.base.items()))
         print(json.dumps({"messages": msgs, "holds": holds}), flush=True)

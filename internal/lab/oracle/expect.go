@@ -14,6 +14,9 @@ type Config struct {
 	Unkeyed  bool             // the table has neither a key nor actor and counter
 	Timeline func(LSN) uint32 // nil: 1 for all; see [Timelines]
 	Resets   []Reset          // where a repair made it begin anew, ascending
+	// Where another cluster closed all that it held, because the home was silent; ascending. They are the
+	// only inputs that are not in the WAL. Not together with Resets
+	Cuts []LSN
 
 	// What is tolerated, and counted.
 	// messages that a repair published: what they are of and what they hold is compared, neither header nor
@@ -86,9 +89,13 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 	if cfg.Settings.MaxEvents < 1 || cfg.Settings.MaxBytes < 1 {
 		return nil, fmt.Errorf("settings %+v: the limits must be 1 or more", cfg.Settings)
 	}
+	if len(cfg.Cuts) > 0 && len(cfg.Resets) > 0 || !slices.IsSorted(cfg.Cuts) {
+		return nil, fmt.Errorf("cuts at %v with %d resets: they must ascend, without resets", cfg.Cuts,
+			len(cfg.Resets))
+	}
 	x.messages = make([]expected, 0, t.Events)
 	o := newOrder(cfg.Settings, cfg.Unkeyed)
-	resets := cfg.Resets
+	resets, cuts := cfg.Resets, cfg.Cuts
 	for i := range t.commits {
 		c := &t.commits[i]
 		if c.lsn <= cfg.Start {
@@ -104,21 +111,29 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 			o = newOrder(set, cfg.Unkeyed)
 			resets = resets[1:]
 		}
-		set, is := c.input(cfg.Slot)
-		if !is {
-			continue
+		for ; len(cuts) > 0 && c.lsn > cuts[0]; cuts = cuts[1:] {
+			x.add(o.cut(cuts[0]))
 		}
-		w, events := o.add(c.lsn, c.time, c.events, set)
-		if w == nil {
-			continue
+		if set, is := c.input(cfg.Slot); is {
+			x.add(o.add(c.lsn, c.time, c.events, set))
 		}
-		x.windows++
-		for n, e := range events {
-			x.messages = append(x.messages, expected{e, n, w})
-		}
+	}
+	for _, lsn := range cuts {
+		x.add(o.cut(lsn))
 	}
 	x.held = o.remains()
 	return x, nil
+}
+
+// add adds the messages of a window, nil if there is none.
+func (x *expectation) add(w *window, events []*Event) {
+	if w == nil {
+		return
+	}
+	x.windows++
+	for n, e := range events {
+		x.messages = append(x.messages, expected{e, n, w})
+	}
 }
 
 func eventsOf(entries []*entry) []*Event {

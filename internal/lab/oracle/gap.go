@@ -79,9 +79,7 @@ func newGapOrder(set Settings) *gapOrder {
 func (g *gapOrder) add(lsn LSN, time int64, events []*Event, set Settings) (*window, []*Event) {
 	g.out, g.late = nil, nil
 	if set.Sort != g.set.Sort || set.Gap.Document != g.set.Gap.Document || set.Gap.First != g.set.Gap.First {
-		for g.events > 0 {
-			g.giveUp(g.oldest(g.everybody))
-		}
+		g.end()
 	}
 	g.set = set
 	g.remembered = min(g.remembered, set.Gap.Memory)
@@ -109,10 +107,29 @@ func (g *gapOrder) add(lsn LSN, time int64, events []*Event, set Settings) (*win
 	for g.expire(time) {
 	}
 	g.fit()
+	return g.window(lsn)
+}
+
+// cut gives up all gaps. What is remembered stays: it is what the messages say.
+func (g *gapOrder) cut(lsn LSN) (*window, []*Event) {
+	g.out, g.late = nil, nil
+	g.end()
+	return g.window(lsn)
+}
+
+// window is what was released.
+func (g *gapOrder) window(lsn LSN) (*window, []*Event) {
 	if len(g.out) == 0 {
 		return nil, nil
 	}
 	return &window{due: lsn, thru: lsn, of: len(g.out), sort: ByGap, late: g.late}, g.out
+}
+
+// end gives up everything, the oldest first.
+func (g *gapOrder) end() {
+	for g.events > 0 {
+		g.giveUp(g.oldest(g.everybody))
+	}
 }
 
 func (g *gapOrder) take(e *Event, time int64) {

@@ -43,7 +43,7 @@ func TestTheModelAndTheJudgeAgree(t *testing.T) {
 		o := newOrder(s.first, false)
 		n := 0
 		for _, x := range s.wal {
-			w, events := o.add(x.lsn, x.time, x.events, x.set)
+			w, events := x.feed(o)
 			for i, e := range events {
 				mode, isLate := "horizon", false
 				if w.sort == ByGap {
@@ -92,7 +92,7 @@ func (s gapScene) forModel() map[string]any {
 			}
 			events = append(events, []any{e.Doc, e.Actor, c, e.Span, e.size()})
 		}
-		in := map[string]any{"lsn": x.lsn, "time": x.time, "events": events}
+		in := map[string]any{"lsn": x.lsn, "time": x.time, "events": events, "cut": x.cut}
 		if x.set != nil {
 			in["settings"] = x.set.forModel()
 		}
@@ -198,5 +198,6 @@ func randomGapScene(r *rand.Rand) (s gapScene) {
 	}
 	now += 1_000_000
 	add(testInput{})
+	s.wal = cutAnywhere(r, s.wal)
 	return s
 }

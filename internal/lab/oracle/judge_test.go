@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -306,6 +307,36 @@ func TestWhatAResetLeavesComesByRepair(t *testing.T) {
 		Header: nats.Header{packedHeader: {h.String()}}})
 	if j := judgeOf(t, truth, cfg, append(by, all...), 0); !j.OK() || j.Repaired != 3 {
 		t.Errorf("with the repair: %s", j.String())
+	}
+}
+
+// The stream is what the rules make of the WAL and the cuts: one more, one less or another one is seen.
+func TestTheJudgeKnowsTheCuts(t *testing.T) {
+	t.Parallel()
+	truth := script(t, Source{}, eight...)
+	with := func(cuts ...LSN) Config {
+		return Config{Settings: Settings{time.Hour, BySeqKey, 100, 1 << 20, Gap{}}, Cuts: cuts}
+	}
+	all := stream(t, truth, with(0x250, 0x500)) // between two commits, and at the last
+	if v := all[2].Header.Get(packedHeader); len(all) != 8 || !strings.HasPrefix(v,
+		"v=1 lsn=0/200 i=0 n=2 of=3 due=0/250 thru=0/250 pull=0 ") {
+		t.Fatalf("%d messages, the third is %s", len(all), v)
+	}
+	if j := judgeOf(t, truth, with(0x050, 0x250, 0x250, 0x500), all, 0); !j.OK() || j.Windows != 2 {
+		t.Errorf("one before the first commit, and one twice: %s", j.String())
+	}
+	for name, cuts := range map[string][]LSN{"one less": {0x500}, "one more": {0x100, 0x250, 0x500},
+		"an earlier one": {0x1FF, 0x500}, "another LSN": {0x250, 0x501}, "the last is missing": {0x250}} {
+		if j := judgeOf(t, truth, with(cuts...), all, 0); j.OK() {
+			t.Errorf("%s: %s", name, j.String())
+		}
+	}
+	reset := with(0x250)
+	reset.Resets = []Reset{{At: 0x280}}
+	for _, cfg := range []Config{with(0x500, 0x250), reset} {
+		if _, err := truth.expect(cfg); err == nil {
+			t.Errorf("cuts at %v with %d resets are judged", cfg.Cuts, len(cfg.Resets))
+		}
 	}
 }
 

@@ -82,8 +82,7 @@ func (o *order) inForce() Settings {
 func (o *order) add(lsn LSN, time int64, events []*Event, set *Settings) (*window, []*Event) {
 	gap := o.inForce().Sort == ByGap
 	if set != nil && !gap && set.Sort == ByGap { // what is held leaves by the rule of before
-		o.inputs = append(o.inputs, &input{lsn: lsn, time: time})
-		w, events := o.close(lsn, lsn)
+		w, events := o.cut(lsn)
 		o.set = *set
 		o.gap = newGapOrder(o.set)
 		return w, events
@@ -104,6 +103,14 @@ func (o *order) add(lsn LSN, time int64, events []*Event, set *Settings) (*windo
 		return nil, nil
 	}
 	return o.close(due, lsn)
+}
+
+// cut closes everything that is held. All inputs up to lsn were read, and none behind it.
+func (o *order) cut(lsn LSN) (*window, []*Event) {
+	if o.inForce().Sort == ByGap {
+		return o.gap.cut(lsn)
+	}
+	return o.close(lsn, lsn)
 }
 
 func (o *order) hold(in *input, e *Event) {

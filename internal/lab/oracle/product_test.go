@@ -21,7 +21,7 @@ func TestTheProductAndTheJudgeAgree(t *testing.T) {
 		var want []string
 		o := newOrder(s.first, false)
 		for _, x := range s.wal {
-			w, events := o.add(x.lsn, x.time, x.events, x.set)
+			w, events := x.feed(o)
 			for n, e := range events {
 				h := Header{Pos: e.Pos, N: n, Of: w.of, Due: w.due, Thru: w.thru, Pull: w.pull, Sort: w.sort}
 				if w.sort == ByGap {
@@ -89,10 +89,13 @@ func (p *product) run(t *testing.T, c relay.Checkpoint, before []outbox.Counter)
 				t.Fatal(err)
 			}
 		}
-		if err := b.Commit(in); err != nil {
-			t.Fatal(err)
+		var w *reorder.Window
+		var err error
+		if x.cut {
+			w, err = b.Cut(in.LSN)
+		} else if err = b.Commit(in); err == nil {
+			w, err = b.Close()
 		}
-		w, err := b.Close()
 		if err != nil {
 			t.Fatal(err)
 		}
