@@ -123,6 +123,25 @@ func TestThePlanHasTheChosenCases(t *testing.T) {
 	}
 }
 
+func TestARestartWaitsForAFullMemory(t *testing.T) {
+	t.Parallel()
+	for doc, want := range map[string]bool{
+		`{"v":3}`:                            false, // nothing is published yet
+		`{"places":[{"seq":20},{"seq":19}]}`: false,
+		`{"places":[{"seq":19},{"seq":20}]}`: true, // no gap mode
+		`{"places":[{"seq":20,"remembered":9,"settings":{"gap":{"memory":10}}}]}`:  false,
+		`{"places":[{"seq":20,"remembered":10,"settings":{"gap":{"memory":10}}}]}`: true,
+		`{"places":[{"seq":20,"remembered":20,"settings":{"gap":{"memory":99}}}]}`: true,
+	} {
+		if got, err := recorded([]byte(doc), 20); err != nil || got != want {
+			t.Errorf("%s: %v, %v", doc, got, err)
+		}
+	}
+	if _, err := recorded([]byte("damaged"), 20); err == nil {
+		t.Error("what is no record")
+	}
+}
+
 // made is a report as a sweep of two points makes it.
 func made() *Report {
 	r := &Report{Version: "v", Repetitions: 2}

@@ -36,10 +36,7 @@ type Case struct {
 
 // title is the head of a case's table.
 func (c *Case) title() string {
-	what := string(c.Kind)
-	if c.Name != what {
-		what = strings.TrimSpace(c.Name + " " + c.Point)
-	}
+	what := strings.TrimSpace(c.Name + " " + c.Point)
 	what += fmt.Sprintf(", %s a transaction", count(c.PerTx, "row"))
 	switch c.Kind {
 	case drain, restart:

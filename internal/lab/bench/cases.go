@@ -109,7 +109,9 @@ func (o *Options) points(name string) (all []*Case) {
 		}
 	case "restart":
 		// More rows than reorder.memory, which a start in gap mode reads back.
-		add("", func(c *Case) { c.Kind, c.Rows = restart, min(c.Rows, 20_000) })
+		for _, n := range []int{1, 3} {
+			add(fmt.Sprintf("R%d", n), func(c *Case) { c.Kind, c.Rows, c.Replicas = restart, min(c.Rows, 20_000), n })
+		}
 	}
 	return all
 }
@@ -120,7 +122,9 @@ func (c *Case) round() {
 		c.Rows = 0
 		return
 	}
-	c.Rows = min(c.Rows, max(1000, manyBytes/c.Payload))
+	if c.Kind == drain {
+		c.Rows = min(c.Rows, max(1000, manyBytes/c.Payload))
+	}
 	c.PerTx = min(c.PerTx, c.Rows)
 	c.Rows -= c.Rows % c.PerTx
 }

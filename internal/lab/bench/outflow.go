@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -131,8 +132,9 @@ func (s *streamer) drain(ctx context.Context, c *Case, b backlog) (sample, error
 	return got, s.w.verify(ctx, b.rows, s.stream())
 }
 
-// restart measures from kill -9 to the first new message, which somebody writes meanwhile. What was published
-// before stays: each repetition has its own backlog, and each build a row more.
+// restart measures from kill -9 to the first new message, which somebody writes meanwhile. It kills once the
+// record ends with the backlog: before that, gap mode has less to remember. What was published before stays:
+// each repetition has its own backlog, and each build a row more.
 func (s *streamer) restart(ctx context.Context, c *Case) (sample, error) {
 	rows, err := s.w.rows(ctx)
 	if err != nil {
@@ -143,6 +145,9 @@ func (s *streamer) restart(ctx context.Context, c *Case) (sample, error) {
 	}
 	if _, err := s.w.awaitMessages(ctx, rows, s.died, s.stream()); err != nil {
 		return nil, errors.Join(err, fmt.Errorf("the log of %s ends with:\n%s", s.build.Name, s.log))
+	}
+	if err := s.awaitRecord(ctx, rows); err != nil {
+		return nil, err
 	}
 	begun := time.Now()
 	if err := s.child.Kill(); err != nil {
@@ -163,6 +168,54 @@ func (s *streamer) restart(ctx context.Context, c *Case) (sample, error) {
 		return nil, err
 	}
 	return sample{restartTime: milliseconds(ended.Sub(begun))}, s.w.verify(ctx, rows+1, s.stream())
+}
+
+// awaitRecord waits until the newest checkpoint of the record is behind message n and, in gap mode, remembers
+// as many messages as it may.
+func (s *streamer) awaitRecord(ctx context.Context, n int) error {
+	for begun := time.Now(); ; {
+		kv, err := s.w.broker.js.KeyValue(ctx, "outflow-"+s.stream())
+		if err != nil {
+			return err
+		}
+		entry, err := kv.Get(ctx, s.id())
+		if err != nil {
+			return err
+		}
+		full, err := recorded(entry.Value(), n)
+		if full || err != nil {
+			return err
+		}
+		if err := s.died(); err != nil {
+			return err
+		}
+		if time.Since(begun) > patience {
+			return fmt.Errorf("after %v %s has not recorded that %d messages are published", patience,
+				s.name(), n)
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// recorded reads of a record, also another build's, whether its newest checkpoint is behind message n.
+func recorded(doc []byte, n int) (bool, error) {
+	var r struct {
+		Places []struct {
+			Seq        int
+			Remembered int
+			Settings   struct{ Gap struct{ Memory int } }
+		}
+	}
+	if err := json.Unmarshal(doc, &r); err != nil {
+		return false, fmt.Errorf("the checkpoint record: %w", err)
+	}
+	if len(r.Places) == 0 {
+		return false, nil
+	}
+	p := r.Places[len(r.Places)-1]
+	return p.Seq >= n && p.Remembered >= min(p.Settings.Gap.Memory, n), nil
 }
 
 func (s *streamer) start(_ context.Context, c *Case) (string, error) { return outboxName, s.run(c) }
