@@ -22,8 +22,10 @@ func TestAnOpenGapIsShownAndGivenUpOnce(t *testing.T) {
 	inBubble(t, gapSettings, 0, func(t *testing.T, w *harness) {
 		var log strings.Builder
 		reg := prometheus.NewRegistry()
+		w.js.gaps = "of a process that was killed"
 		pr := w.running(options{registry: reg, log: &log})
 		w.insert("d", "a:1")
+		w.until(10*time.Second, "its names are gone", func() bool { return w.js.gaps == "[]" })
 		w.insert("d", "a:3")
 		w.insert("d", "a:4")
 		w.until(500*time.Millisecond, "the gap is shown", func() bool { return pr.p.Status().OpenGaps == 1 })

@@ -65,7 +65,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,
-			gaps: make([]Gap, len(cp.Holds))}, // by a process before: other names
+			gaps: namedBefore(cp)},
 		monitor: monitor{start: start.LastSeq, newest: r.Stream.NewestSeq},
 		heartbeats: &heartbeatWriter{
 			worker: newWorker(), writer: conns.Writer, enabled: p.cfg.Heartbeats && conns.Writer != nil,
