@@ -30,18 +30,36 @@ type Options struct {
 	PostgresURL string // a server to use, with wal_level=logical; "": one for the moment
 	Writers     int    // connections that write
 	Rate        int    // events per second that are written, about
-	All         bool   // show every message
-	Keep        bool   // leave everything running until interrupted
+	Load
+	All  bool // show every message
+	Keep bool // leave everything running until interrupted
 
 	Binary string // the streamer
 	Out    io.Writer
 }
 
+// Load says what is written, and how long gap mode waits.
+type Load struct {
+	Notes    int           // documents, each the beginning of a recorded one; 0: the three recordings, whole
+	InARow   int           // operations of a note before the next note has some
+	Stall    time.Duration // how long the longest stalls are
+	Every    int           // one of so many transactions stalls that long
+	Rollback bool          // one transaction is rolled back
+	Bound    time.Duration // reorder.bound
+	Cold     time.Duration // reorder.cold
+}
+
+// MaxOps is how many operations notes times InARow can have: the recording has some more.
+const MaxOps = 26_000
+
+// DefaultLoad is the demo's. Each note is new to gap mode, and its first operation may stall too: cold is as
+// long as bound.
+var DefaultLoad = Load{Notes: 200, InARow: 4, Stall: time.Second, Every: 1000, Rollback: true,
+	Bound: 3 * time.Second, Cold: 3 * time.Second}
+
 const (
 	table  = "outbox"
 	stream = "OUTBOX"
-	// reorder.bound and reorder.cold. Each note is new to gap mode, and its first operation may stall too.
-	bound = 3 * time.Second
 
 	killAt      = 0.4 // of the trace has been written
 	killFor     = time.Second
@@ -77,24 +95,24 @@ type lane struct {
 }
 
 // newLanes returns one for each mode. The last one's messages are shown.
-func newLanes() []*lane {
+func newLanes(l Load) []*lane {
 	commit, gap := oracle.DefaultSettings, oracle.DefaultSettings
 	commit.Horizon, commit.Sort = 0, oracle.ByCommit
 	gap.Horizon, gap.Sort, gap.Gap = 0, oracle.ByGap, oracle.DefaultGap
-	gap.Gap.Bound, gap.Gap.Cold = bound, bound
+	gap.Gap.Bound, gap.Gap.Cold = l.Bound, l.Cold
 	return []*lane{
 		{name: "commit order", settings: commit,
 			environ: []string{"OUTFLOW_REORDER_HORIZON=0s", "OUTFLOW_REORDER_SORT=commit"}},
 		{name: "horizon", settings: oracle.DefaultSettings},
 		{name: "gap mode", settings: gap,
-			environ: []string{"OUTFLOW_REORDER_MODE=gap", "OUTFLOW_REORDER_BOUND=" + bound.String(),
-				"OUTFLOW_REORDER_COLD=" + bound.String()}},
+			environ: []string{"OUTFLOW_REORDER_MODE=gap", "OUTFLOW_REORDER_BOUND=" + l.Bound.String(),
+				"OUTFLOW_REORDER_COLD=" + l.Cold.String()}},
 	}
 }
 
 // Run shows the demo. It returns whether the verdict is good.
 func Run(ctx context.Context, o Options) (good bool, err error) {
-	d := &demo{Options: o, screen: newScreen(o.Out, o.All), lanes: newLanes()}
+	d := &demo{Options: o, screen: newScreen(o.Out, o.All), lanes: newLanes(o.Load)}
 	if d.dir, err = os.MkdirTemp("", "outflow-demo-"); err != nil {
 		return false, err
 	}
@@ -193,7 +211,7 @@ func (d *demo) borrow(ctx context.Context) error {
 
 // play writes the trace, shows what arrives, kills the streamers once, and gives the verdict.
 func (d *demo) play(ctx context.Context) (good bool, err error) {
-	ops, err := typed()
+	ops, err := d.typed()
 	if err != nil {
 		return false, err
 	}
@@ -204,10 +222,9 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 		return false, err
 	}
 	d.truth = truth
-	w := newWriters(d.pgURL, ops, d.Writers, d.Rate, d.screen)
-	d.screen.line("\n%d notes, each as two people once wrote one at the same time: %d operations, by %d "+
-		"connections that commit\nout of order, some after a stall, and one never. What a consumer of gap "+
-		"mode's stream sees:\n", notes, len(ops), d.Writers)
+	w := newWriters(d.pgURL, ops, &d.Options, d.screen)
+	d.screen.line("\n%s: %d operations, by %d connections that commit\nout of order, some after a stall%s. "+
+		"What a consumer of gap mode's stream sees:\n", d.subject(), len(ops), d.Writers, d.never())
 	d.screen.head()
 
 	begun := time.Now()
@@ -218,7 +235,7 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 		l.reader = newReader(l, w, d.screen, i == len(d.lanes)-1)
 	}
 	for _, l := range d.lanes {
-		g.Go(func() error { return l.reader.run(gctx, len(ops)-1) })
+		g.Go(func() error { return l.reader.run(gctx, w.commits(), d.Bound+quietLimit) })
 	}
 	if err := g.Wait(); err != nil {
 		for _, l := range d.lanes {
@@ -230,7 +247,22 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 	if err := d.judge(ctx); err != nil {
 		return false, err
 	}
-	return d.screen.verdict(d.lanes, took), nil
+	return d.screen.verdict(d.lanes, d.Load, took), nil
+}
+
+// subject says what is written.
+func (l *Load) subject() string {
+	if l.Notes == 0 {
+		return "Three recorded documents"
+	}
+	return fmt.Sprintf("%d notes, each as two people once wrote one at the same time", l.Notes)
+}
+
+func (l *Load) never() string {
+	if l.Rollback {
+		return ", and one never"
+	}
+	return ""
 }
 
 // disturb kills the streamers in the middle and starts them again.

@@ -43,8 +43,8 @@ func newReader(l *lane, w *writers, s *screen, shows bool) *reader {
 	return r
 }
 
-// run reads until all operations have been seen.
-func (r *reader) run(ctx context.Context, want int) error {
+// run reads until all operations have been seen. It gives up if no message comes for as long as quiet.
+func (r *reader) run(ctx context.Context, want int, quiet time.Duration) error {
 	cons, err := r.lane.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (r *reader) run(ctx context.Context, want int) error {
 	}
 	defer it.Stop()
 	for n := 1; len(r.seen) < want; n++ {
-		next, cancel := context.WithTimeout(ctx, quietLimit)
+		next, cancel := context.WithTimeout(ctx, quiet)
 		msg, err := it.Next(jetstream.NextContext(next))
 		cancel()
 		if err != nil {

@@ -58,7 +58,7 @@ func short(text string) string {
 }
 
 // verdict shows the table and returns whether all is as it ought to be.
-func (s *screen) verdict(lanes []*lane, took time.Duration) (good bool) {
+func (s *screen) verdict(lanes []*lane, load Load, took time.Duration) (good bool) {
 	s.line("\nverdict: each stream beside what a separate reader makes of the WAL by the rules of its mode\n")
 	row := func(name string, value func(l *lane) any, note string, args ...any) {
 		line := fmt.Sprintf("  %-13s", name)
@@ -87,8 +87,11 @@ func (s *screen) verdict(lanes []*lane, took time.Duration) (good bool) {
 	row("added p50", at(.5, added), "by ordering: from an event's commit to the one that let it go, in the "+
 		"WAL")
 	row("added p99", at(.99, added), "")
-	row("added most", at(1, added), "gap mode waits reorder.bound (%v) for the counter that never comes",
-		bound)
+	note := ""
+	if load.Rollback {
+		note = fmt.Sprintf("gap mode waits reorder.bound (%v) for the counter that never comes", load.Bound)
+	}
+	row("added most", at(1, added), "%s", note)
 	row("latency p50", at(.5, latency), "commit's return to consumer, while outflow was alive")
 	row("latency p99", at(.99, latency), "")
 	s.line("\n%.0f events/s for %v, at the writers' pace, through each", float64(lanes[0].judgement.Events)/

@@ -16,12 +16,13 @@ import (
 
 // writers write a trace through several connections. Each takes the next few operations, inserts them,
 // dawdles or stalls, and commits: so transactions commit in another order than the operations were made in.
-// One of them is rolled back.
+// One of them may be rolled back.
 type writers struct {
 	url    string
 	ops    []recording.Op
 	n      int
 	rate   int
+	load   Load
 	screen *screen
 
 	mu           sync.Mutex
@@ -33,26 +34,25 @@ type writers struct {
 }
 
 const (
-	notes    = 200
-	maxBatch = 4                    // operations in a transaction, and of a note in a row
+	maxBatch = 4                    // operations in a transaction
 	dawdle   = 4 * time.Millisecond // at most, before a commit
 
 	stallEvery = 200 // transactions, for 30 to 300 ms
-	hangEvery  = 1000
-	hang       = time.Second
 	lost       = 0.6 // of the trace is written: a transaction is rolled back
 )
 
-// typed are the operations of the notes, in the order in which they are written. Each note is the beginning
-// of the recorded one.
-func typed() (ops []recording.Op, err error) {
+// typed are the operations, in the order in which they are written.
+func (l *Load) typed() (ops []recording.Op, err error) {
+	if l.Notes == 0 {
+		return recorded()
+	}
 	trace, err := recording.Load(recording.FriendsForever)
 	if err != nil {
 		return nil, err
 	}
-	for at := range len(trace) / notes / maxBatch {
-		for note := range notes {
-			for _, op := range trace[at*maxBatch : (at+1)*maxBatch] {
+	for at := range len(trace) / l.Notes / l.InARow {
+		for note := range l.Notes {
+			for _, op := range trace[at*l.InARow : (at+1)*l.InARow] {
 				op.Doc = fmt.Sprintf("note%d", note+1)
 				ops = append(ops, op)
 			}
@@ -61,9 +61,36 @@ func typed() (ops []recording.Op, err error) {
 	return ops, nil
 }
 
-func newWriters(url string, ops []recording.Op, n, rate int, s *screen) *writers {
-	return &writers{url: url, ops: ops, n: n, rate: rate, screen: s,
+// recorded are the three recordings, written at the same time from beginning to end.
+func recorded() (all []recording.Op, err error) {
+	var traces [][]recording.Op
+	for _, name := range recording.Names() {
+		trace, err := recording.Load(name)
+		if err != nil {
+			return nil, err
+		}
+		traces = append(traces, trace)
+	}
+	const parts = 1 << 13
+	for at := range parts {
+		for _, t := range traces {
+			all = append(all, t[len(t)*at/parts:len(t)*(at+1)/parts]...)
+		}
+	}
+	return all, nil
+}
+
+func newWriters(url string, ops []recording.Op, o *Options, s *screen) *writers {
+	return &writers{url: url, ops: ops, n: o.Writers, rate: o.Rate, load: o.Load, screen: s,
 		committed: make([]atomic.Int64, len(ops))}
+}
+
+// commits is how many of the operations are committed in the end.
+func (w *writers) commits() int {
+	if w.load.Rollback {
+		return len(w.ops) - 1
+	}
+	return len(w.ops)
 }
 
 func (w *writers) run(ctx context.Context) error {
@@ -107,18 +134,21 @@ type transaction struct {
 func (w *writers) take() transaction {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	never := int(lost * float64(len(w.ops)))
+	never := len(w.ops)
+	if w.load.Rollback {
+		never = int(lost * float64(len(w.ops)))
+	}
 	t := transaction{from: w.next, to: min(w.next+1+rand.IntN(maxBatch), len(w.ops)), pause: rand.N(dawdle)}
 	w.transactions++
 	switch {
-	case t.from == never:
+	case t.from == never && w.load.Rollback:
 		t.to, t.aborts = never+1, true
 	case t.from < never:
 		t.to = min(t.to, never)
 	}
 	switch {
-	case w.transactions%hangEvery == hangEvery/2:
-		t.pause = hang
+	case w.transactions%w.load.Every == w.load.Every/2:
+		t.pause = w.load.Stall
 	case w.transactions%stallEvery == stallEvery/2:
 		t.pause = 30*time.Millisecond + rand.N(270*time.Millisecond)
 	}
