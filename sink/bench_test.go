@@ -72,11 +72,12 @@ func BenchmarkRecent(b *testing.B) {
 			b.Cleanup(func() { must.Succeed(b, cluster.Stop()) })
 			url = cluster.URLs()
 		}
-		for _, size := range []int{100, 10_000} {
+		for _, size := range []int{100, 1_000, 10_000} {
 			b.Run(fmt.Sprintf("replicas=%d,payload=%d", replicas, size), func(b *testing.B) {
 				s := countedStream(b, url, fmt.Sprintf("RECENT%d", size), replicas)
 				s.publish(b, relay.DefaultMemory, size)
 				c := connect(b, s.cfg)
+				before := cpu(b)
 				for b.Loop() {
 					got, err := c.Recent(b.Context(), 0, relay.DefaultMemory, relay.DefaultMemory)
 					must.Succeed(b, err)
@@ -84,6 +85,7 @@ func BenchmarkRecent(b *testing.B) {
 						b.Fatalf("%d counters", len(got))
 					}
 				}
+				b.ReportMetric(float64(cpu(b)-before)/1e6/float64(b.N), "cpu-ms/op")
 			})
 		}
 	}

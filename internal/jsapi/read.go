@@ -43,12 +43,20 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 		return fmt.Errorf("read stream %s: %w", stream, err)
 	}
 	defer it.Stop()
+	// One watchdog for all messages: a context for each costs as much as reading a small message does.
+	next, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	watchdog := time.AfterFunc(stalled, func() { stop(context.DeadlineExceeded) })
+	defer watchdog.Stop()
 	for {
-		next, cancel := context.WithTimeout(ctx, stalled)
+		watchdog.Reset(stalled)
 		m, err := it.Next(jetstream.NextContext(next))
-		cancel()
+		watchdog.Stop() // f may take its time
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if err != nil && next.Err() != nil {
+			err = context.Cause(next)
 		}
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", stream, err)
