@@ -56,8 +56,9 @@ func (s *Stream) AtOrBelow(ctx context.Context, upTo uint64) (uint64, error) {
 }
 
 // consumerWait is how long a consumer may take for the next message. One on a replica that has just started
-// may take much longer.
-const consumerWait = time.Second
+// may take much longer. Where the machine is so busy that all of them take a second, the leader takes longer
+// still: it is asked for the payloads as well.
+const consumerWait = 3 * time.Second
 
 // counters reads the counters of our messages of the sequences from first to last, where there is a message:
 // the last n of them, oldest first. Where no consumer brings them the leader does, several times slower.
