@@ -80,8 +80,8 @@ func (c *checkpointer) nameGaps(ctx context.Context, gaps []Gap) {
 	c.gaps = gaps
 }
 
-// namedBefore is what a process before may have named: in gap mode nothing that is open now, so that names are
-// replaced with the session's first record, also those of a process that was killed between the two.
+// namedBefore is what a process before may have named: in gap mode nothing that is open now, so that names
+// are replaced with the session's first record, also those of a process that was killed between the two.
 func namedBefore(cp relay.Checkpoint) []Gap {
 	if cp.Settings.ByGap() {
 		return []Gap{{}}

@@ -110,7 +110,9 @@ func (o *Options) points(name string) (all []*Case) {
 	case "restart":
 		// More rows than reorder.memory, which a start in gap mode reads back.
 		for _, n := range []int{1, 3} {
-			add(fmt.Sprintf("R%d", n), func(c *Case) { c.Kind, c.Rows, c.Replicas = restart, min(c.Rows, 20_000), n })
+			add(fmt.Sprintf("R%d", n), func(c *Case) {
+				c.Kind, c.Rows, c.Replicas = restart, min(c.Rows, 20_000), n
+			})
 		}
 	}
 	return all
