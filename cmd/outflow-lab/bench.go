@@ -37,7 +37,7 @@ The cases:
   horizon     0 and 20 ms
   replicas    R1, and R3 with three NATS servers
   sync        a NATS that syncs before it acknowledges, with sink.durable_after 0s
-  restart     kill -9 behind a backlog, and a start at once: until the first new message
+  restart     kill -9 behind a backlog, and a start at once: until the first new message; R1 and R3
 
 Without --case or --full: drain and latency. Every repetition begins with another contender; what is printed
 are medians, and of ratios, which are taken within one repetition, also the lowest and the highest. A run in
