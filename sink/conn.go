@@ -85,6 +85,13 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
+// Encode lets publishers that are made from now on make their messages as cfg says, where more of it was known
+// when the table was read than when the connection was opened.
+func (c *Conn) Encode(cfg Config) (err error) {
+	c.enc, err = newEncoder(cfg.withDefaults())
+	return err
+}
+
 func (c *Conn) dial(ctx context.Context) error {
 	opts, err := c.options(ctx)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -126,8 +125,8 @@ func (s *Setup) Publication(ctx context.Context) (relay.PublicationIdentity, err
 	return CheckPublication(ctx, s.conn, s.version, s.cfg.Config, s.cfg.Columns)
 }
 
-// CheckServer makes sure that the server can hold the slot and that the role may replicate, which is tried
-// rather than read from the role's attributes: managed platforms grant it in ways of their own.
+// CheckServer makes sure that the server can hold the slot. Whether the role may replicate is seen when a
+// replication connection is opened: managed platforms grant it in ways of their own.
 func (s *Setup) CheckServer(ctx context.Context) error {
 	if err := CheckVersion(s.version); err != nil {
 		return err
@@ -156,22 +155,7 @@ func (s *Setup) CheckServer(ctx context.Context) error {
 			"Set max_wal_senders to 10, for example, and restart PostgreSQL",
 			"max_wal_senders is 0: the server streams to nobody")
 	}
-	if err := CheckWALLevel(level); err != nil {
-		return err
-	}
-	return s.tryReplication(ctx)
-}
-
-func (s *Setup) tryReplication(ctx context.Context) error {
-	conn, err := s.cfg.Target().ConnectReplication(ctx)
-	if err != nil {
-		return err
-	}
-	defer postgres.Close(conn)
-	if _, err := pglogrepl.IdentifySystem(ctx, conn); err != nil {
-		return fmt.Errorf("identify the system: %w", err)
-	}
-	return nil
+	return CheckWALLevel(level)
 }
 
 // EnsureTable makes the table if it does not exist, and reports whether it did. An existing one must belong

@@ -147,7 +147,11 @@ func OpenReplication(ctx context.Context, cfg config.Config, log *slog.Logger) (
 func openReplication(ctx context.Context, cfg config.Config, rc replication.Config) (*replication.Session,
 	error) {
 	defer WaitPostgres(ctx, cfg)()
-	return replication.Open(ctx, rc)
+	session, err := replication.Open(ctx, rc)
+	if err != nil {
+		return nil, at("postgres.url", err)
+	}
+	return session, nil
 }
 
 // WaitPostgres shows that PostgreSQL is waited for until done is called, if that takes a while.

@@ -3,7 +3,6 @@ package wiring
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -52,9 +51,17 @@ func (l *Layout) Needed() []string {
 // Follow takes over from the checkpoint record what the configuration leaves to it. A set-up that is older
 // than replication.origin goes on as it was; rec nil: there is no record.
 func (l *Layout) Follow(cfg config.Config, rec *checkpoint.Record) {
-	if rec != nil && !rec.Creating && !cfg.Replication.Explicit {
-		l.Mapping.OwnOnly = rec.Mapping.OwnOnly
+	if rec != nil {
+		l.Mapping.OwnOnly = ownOnly(cfg, rec)
 	}
+}
+
+// ownOnly reports whether nothing is published that was replicated from other servers.
+func ownOnly(cfg config.Config, rec *checkpoint.Record) bool {
+	if rec != nil && !rec.Creating && !cfg.Replication.Explicit {
+		return rec.Mapping.OwnOnly
+	}
+	return cfg.Replication.Origin == config.OriginOwn && cfg.Cluster.Subscription == ""
 }
 
 // ReadsTable reads a table's description.
@@ -123,7 +130,7 @@ func ApplyTo(cfg config.Config, t catalog.Table) (*Layout, error) {
 	}
 	l := &Layout{Resolved: r, Table: t, Binary: true}
 	l.Mapping.Subscription = cfg.Cluster.Subscription
-	l.Mapping.OwnOnly = cfg.Replication.Origin == config.OriginOwn && !l.Mapping.Away()
+	l.Mapping.OwnOnly = ownOnly(cfg, nil)
 	if !cfg.Source.Rows() {
 		return l, nil
 	}
@@ -194,10 +201,4 @@ func ReadLayout(ctx context.Context, cfg config.Config) (*Layout, error) {
 	}
 	defer pg.Close()
 	return Apply(ctx, cfg, pg)
-}
-
-// same reports whether two layouts read the same columns in the same way.
-func (l *Layout) same(o *Layout) bool {
-	return l.Table.OID == o.Table.OID && l.Cluster == o.Cluster && l.Mapping == o.Mapping && l.ID == o.ID &&
-		slices.Equal(l.Extra, o.Extra) && maps.Equal(l.Uses, o.Uses)
 }

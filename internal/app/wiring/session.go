@@ -3,7 +3,6 @@ package wiring
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -28,9 +27,6 @@ type opener struct {
 	writer *replication.Writer
 	tracer *tracing.Tracer
 
-	mu     sync.Mutex
-	layout *Layout // as the last session had it
-
 	followed sync.Once // the record, where the default would have been another
 
 	batches *sink.Batches // for all sessions; nil: none
@@ -42,11 +38,7 @@ type opener struct {
 
 // open opens NATS first: a session that has no NATS to begin with takes nothing from PostgreSQL.
 func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
-	layout, err := o.known(ctx)
-	if err != nil {
-		return nil, err
-	}
-	conn, store, err := o.openJetStream(ctx, layout)
+	conn, store, err := o.openJetStream(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -59,86 +51,81 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	if err != nil {
 		return nil, err
 	}
-	layout.Follow(o.cfg, rec)
-	if !layout.Mapping.OwnOnly && !o.cfg.Replication.Explicit {
+	rc := Replication(o.cfg, o.log)
+	rc.OwnOnly = ownOnly(o.cfg, rec)
+	if !rc.OwnOnly && !o.cfg.Replication.Explicit {
 		o.followed.Do(func() {
 			o.log.Info("what is replicated from other servers is published: the checkpoint record says so, " +
 				"and replication.origin is not set")
 		})
 	}
-	rc := Replication(o.cfg, o.log)
-	rc.OwnOnly = layout.Mapping.OwnOnly
 	session, err := openReplication(ctx, o.cfg, rc)
 	if err != nil {
-		return nil, at("postgres.url", err)
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			session.Close()
 		}
 	}()
-	now, err := Apply(ctx, o.cfg, session)
+	layout, err := Apply(ctx, o.cfg, session)
 	if err != nil {
 		return nil, err
 	}
-	now.Follow(o.cfg, rec)
-	if !now.same(layout) {
-		o.forget()
-		return nil, fmt.Errorf("table %s was altered while the session was opened", now.Mapping.Table)
-	}
-	if err := o.check(now); err != nil {
+	layout.Follow(o.cfg, rec)
+	if err := o.check(layout); err != nil {
 		return nil, err
 	}
 	if err := o.checkWriter(ctx, session); err != nil {
 		return nil, err
 	}
-	observer, err := o.observer(now)
+	sc, err := Sink(o.cfg, layout, o.log)
 	if err != nil {
 		return nil, err
 	}
+	if err := conn.Encode(sc); err != nil {
+		return nil, err
+	}
+	var observer pipeline.Observer // of the session's spans; nil: none are reported
+	if o.tracer != nil {
+		if observer, err = o.tracer.Observer(sc); err != nil {
+			return nil, err
+		}
+	}
 	var writer pipeline.Writer = o.writer
-	if now.Mapping.Away() {
+	if layout.Mapping.Away() {
 		writer = nil // the home writes ticks and settings
 	}
 	publishing := new(publishing)
 	return &pipeline.Conns{
 		Observer:  observer,
-		Source:    &source{session, now.Needed()},
-		JetStream: o.jetStream(conn, publishing, now),
+		Source:    &source{session, layout.Needed()},
+		JetStream: o.jetStream(conn, publishing, layout),
 		Store:     store,
 		Reopen: func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
-			conn, store, err := o.openJetStream(ctx, now)
+			conn, store, err := o.openJetStream(ctx, layout)
 			if err != nil {
 				return nil, nil, err
 			}
-			return o.jetStream(conn, publishing, now), store, nil
+			return o.jetStream(conn, publishing, layout), store, nil
 		},
 		Writer:     writer,
-		Checkpoint: Checkpoint(o.cfg, now),
-		Decoder:    Decoder(o.cfg, now),
-		Binary:     now.Binary,
+		Checkpoint: Checkpoint(o.cfg, layout),
+		Decoder:    Decoder(o.cfg, layout),
+		Binary:     layout.Binary,
 	}, nil
 }
 
-// observer is what reports the session's spans; nil: none are.
-func (o *opener) observer(l *Layout) (pipeline.Observer, error) {
-	if o.tracer == nil {
-		return nil, nil
-	}
-	sc, err := Sink(o.cfg, l, o.log)
-	if err != nil {
-		return nil, err
-	}
-	return o.tracer.Observer(sc)
-}
-
-// openJetStream opens the side of NATS.
+// openJetStream opens the side of NATS; layout nil: what messages are made of is not known yet.
 func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
 	cfg := o.cfg
 	if reloaded := o.reloaded.Load(); reloaded != nil {
 		cfg = *reloaded
 	}
-	sc, err := Sink(cfg, layout, o.log)
+	sc, err := Broker(cfg, o.log)
+	if layout != nil {
+		sc, err = Sink(cfg, layout, o.log)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -173,30 +160,6 @@ func (o *opener) checkWriter(ctx context.Context, session *replication.Session) 
 		return err
 	}
 	return nil
-}
-
-// known returns the layout of the last session, or reads it over a connection of its own.
-func (o *opener) known(ctx context.Context) (*Layout, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.layout != nil {
-		return o.layout, nil
-	}
-	l, err := ReadLayout(ctx, o.cfg)
-	if err != nil {
-		return nil, err
-	}
-	if err := o.check(l); err != nil {
-		return nil, err
-	}
-	o.layout = l
-	return l, nil
-}
-
-func (o *opener) forget() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.layout = nil
 }
 
 // source is a replication session as the pipeline sees it.

@@ -1,12 +1,14 @@
 package wiring
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
@@ -57,5 +59,27 @@ func TestTheOpenReplicationConnectionIsNotMissed(t *testing.T) {
 	defer postgres.Close(conn)
 	if failed := TryConnections(t.Context(), cfg); len(failed) > 0 {
 		t.Error(failed)
+	}
+}
+
+// A connection costs PostgreSQL a process, and more computing than anything else of a start.
+func TestASessionOpensTwoConnectionsToPostgreSQL(t *testing.T) {
+	t.Parallel()
+	d := outboxdb.New(t, pgtest.Server(t))
+	d.Exec(outboxdb.PlainTable)
+	proxy, url, err := faultproxy.To(d.URL)
+	must.Succeed(t, err)
+	t.Cleanup(proxy.Close)
+	cfg, err := config.Load(config.Args{"postgres.url": url, "nats.url": natstest.Server(t).URL(), "slot": d.Slot},
+		nil)
+	must.Succeed(t, err)
+	o := &opener{cfg: cfg, log: slog.New(slog.DiscardHandler), check: (*Layout).CheckKey}
+	for n := 2; n <= 4; n += 2 { // the second session opens no more and no less
+		conns, err := o.open(outboxdb.Within(t))
+		must.Succeed(t, err)
+		conns.Close()
+		if got := proxy.Accepted(); got != n {
+			t.Errorf("%d connections, want %d", got, n)
+		}
 	}
 }

@@ -30,7 +30,6 @@ const slotPatience = 15 * time.Second
 // Conns are the connections of one attempt.
 type Conns struct {
 	*conns.Conns
-	PG  *catalog.Setup
 	PGC catalog.SetupConfig
 	CC  checkpoint.Config
 
@@ -53,22 +52,11 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 	}
 	l.CC, l.PGC = wiring.Checkpoint(cfg, l.Layout), wiring.Setup(cfg)
 	l.PGC.Columns = l.Layout.Needed()
-	if l.PG, err = wiring.OpenSetup(ctx, cfg, l.PGC); err != nil {
-		return nil, err
-	}
 	defer wiring.WaitNATS(ctx, cfg)()
 	if err := l.NATS.CheckStream(ctx); err != nil {
 		return nil, err
 	}
 	return l, l.Store.CheckAlone(ctx)
-}
-
-// Close closes them.
-func (l *Conns) Close() {
-	if l.PG != nil {
-		l.PG.Close()
-	}
-	l.Conns.Close()
 }
 
 // Settings are the configured ordering settings, for where nothing recorded says which were in force.
@@ -113,9 +101,19 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 	}
 	l.CC = wiring.Checkpoint(l.cfg, l.Layout)
 	if r.Slot.Exists || r.Record != nil || r.Corrupt != nil || r.Stream.Exists {
-		r.Publication, err = l.PG.Publication(ctx)
+		r.Publication, err = l.Session.Publication(ctx, l.PGC.Columns)
 	}
 	return r, err
+}
+
+// DropSlot drops the slot, as [catalog.Setup.DropSlot] does.
+func (l *Conns) DropSlot(ctx context.Context) (failover bool, err error) {
+	pg, err := wiring.OpenSetup(ctx, l.cfg, l.PGC)
+	if err != nil {
+		return false, err
+	}
+	defer pg.Close()
+	return pg.DropSlot(ctx)
 }
 
 // AwaitSlot waits until nobody holds the slot. An outflow that holds it has found no gap, or is about to
@@ -123,7 +121,7 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 func (l *Conns) AwaitSlot(ctx context.Context) error {
 	defer progress.Wait(ctx, "waiting until nobody holds slot "+l.cfg.Slot)()
 	for begun := time.Now(); ; {
-		slot, err := l.PG.Slot(ctx)
+		slot, err := l.Session.Slot(ctx)
 		if err != nil || !slot.Active {
 			return err
 		}

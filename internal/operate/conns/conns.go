@@ -37,7 +37,10 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 			c.Close()
 		}
 	}()
-	if c.Layout, err = wiring.ReadLayout(ctx, cfg); err != nil {
+	if c.Session, err = wiring.OpenReplication(ctx, cfg, log); err != nil {
+		return nil, err
+	}
+	if c.Layout, err = wiring.Apply(ctx, cfg, c.Session); err != nil {
 		return nil, err
 	}
 	sc, err := wiring.Sink(cfg, c.Layout, log)
@@ -48,9 +51,6 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 		return nil, err
 	}
 	c.Store = wiring.Store(cfg, c.NATS)
-	if c.Session, err = wiring.OpenReplication(ctx, cfg, log); err != nil {
-		return nil, err
-	}
 	return c, nil
 }
 

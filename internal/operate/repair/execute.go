@@ -137,7 +137,7 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 	}
 	// An outflow that was started before the record said so may hold the slot and publish; its next record is
 	// refused.
-	if slot, err := l.PG.Slot(ctx); err != nil || slot.Active {
+	if slot, err := l.Session.Slot(ctx); err != nil || slot.Active {
 		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID,
 			slot.Holder))
 	}
@@ -197,7 +197,7 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 	if f.Slot.Exists {
 		progress.Step(ctx, "dropping slot %s", r.cfg.Slot)
 	}
-	failover, err := l.PG.DropSlot(ctx)
+	failover, err := l.DropSlot(ctx)
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func (s *snapshot) makeSlot(ctx context.Context, l *backfill.Conns, rd *backfill
 	if err := s.checkStillOurs(ctx, l); err != nil {
 		return nil, err
 	}
-	if _, err := l.PG.DropSlot(ctx); err != nil {
+	if _, err := l.DropSlot(ctx); err != nil {
 		return nil, err
 	}
 	s.o.Hit("snapshot.slot")
