@@ -85,8 +85,8 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// Encode lets publishers that are made from now on make their messages as cfg says, where more of it was known
-// when the table was read than when the connection was opened.
+// Encode lets publishers that are made from now on make their messages as cfg says, of which more is known
+// once the table was read than when the connection was opened. No publisher may be being made meanwhile.
 func (c *Conn) Encode(cfg Config) (err error) {
 	c.enc, err = newEncoder(cfg.withDefaults())
 	return err

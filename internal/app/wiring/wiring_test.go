@@ -70,8 +70,9 @@ func TestASessionOpensTwoConnectionsToPostgreSQL(t *testing.T) {
 	proxy, url, err := faultproxy.To(d.URL)
 	must.Succeed(t, err)
 	t.Cleanup(proxy.Close)
-	cfg, err := config.Load(config.Args{"postgres.url": url, "nats.url": natstest.Server(t).URL(), "slot": d.Slot},
-		nil)
+	cfg, err := config.Load(config.Args{
+		"postgres.url": url, "nats.url": natstest.Server(t).URL(), "slot": d.Slot,
+	}, nil)
 	must.Succeed(t, err)
 	o := &opener{cfg: cfg, log: slog.New(slog.DiscardHandler), check: (*Layout).CheckKey}
 	for n := 2; n <= 4; n += 2 { // the second session opens no more and no less
