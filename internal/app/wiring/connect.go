@@ -147,11 +147,7 @@ func OpenReplication(ctx context.Context, cfg config.Config, log *slog.Logger) (
 func openReplication(ctx context.Context, cfg config.Config, rc replication.Config) (*replication.Session,
 	error) {
 	defer WaitPostgres(ctx, cfg)()
-	session, err := replication.Open(ctx, rc)
-	if err != nil {
-		return nil, at("postgres.url", err)
-	}
-	return session, nil
+	return replication.Open(ctx, rc)
 }
 
 // WaitPostgres shows that PostgreSQL is waited for until done is called, if that takes a while.

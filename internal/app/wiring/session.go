@@ -61,7 +61,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	}
 	session, err := openReplication(ctx, o.cfg, rc)
 	if err != nil {
-		return nil, err
+		return nil, at("postgres.url", err)
 	}
 	defer func() {
 		if err != nil {
@@ -79,7 +79,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 	if err := o.checkWriter(ctx, session); err != nil {
 		return nil, err
 	}
-	sc, err := Sink(o.cfg, layout, o.log)
+	sc, err := o.sink(layout)
 	if err != nil {
 		return nil, err
 	}
@@ -118,14 +118,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 
 // openJetStream opens the side of NATS; layout nil: what messages are made of is not known yet.
 func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
-	cfg := o.cfg
-	if reloaded := o.reloaded.Load(); reloaded != nil {
-		cfg = *reloaded
-	}
-	sc, err := Broker(cfg, o.log)
-	if layout != nil {
-		sc, err = Sink(cfg, layout, o.log)
-	}
+	sc, err := o.sink(layout)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,6 +137,18 @@ func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn,
 		return nil, nil, err
 	}
 	return conn, store, nil
+}
+
+// sink is how messages are made and sent, as the last reload has it; layout nil: how they are sent.
+func (o *opener) sink(layout *Layout) (sink.Config, error) {
+	cfg := o.cfg
+	if reloaded := o.reloaded.Load(); reloaded != nil {
+		cfg = *reloaded
+	}
+	if layout == nil {
+		return Broker(cfg, o.log)
+	}
+	return Sink(cfg, layout, o.log)
 }
 
 // checkWriter makes sure that heartbeats arrive in the WAL that is read, where they are written somewhere
