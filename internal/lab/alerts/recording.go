@@ -72,7 +72,7 @@ func (r *Recording) Write(path string) error {
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
 // readBy finds the series that an expression reads.
-var readBy = regexp.MustCompile(`\b(outflow_\w+|process_start_time_seconds)\b`)
+var readBy = regexp.MustCompile(`\b(?:outflow|process|go)_\w+`)
 
 // Recorder makes a recording. It is for one goroutine.
 type Recorder struct {
