@@ -24,7 +24,7 @@ type metrics struct {
 
 	// Of the active instance: one that isn't has none of them, as it knows nothing of these.
 	parkedDocuments, flowMessages, flowBytes, readSeq, doneSeq, lagMessages, lagTime activeGauge
-	heldPartitions                                                                   activeGauge
+	heldPartitions, oldestParked                                                     activeGauge
 	active                                                                           []*activeGauge
 
 	begun bool // a session that has not ended
@@ -82,7 +82,10 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 		hung: f.gauge("hung_handlers",
 			"Calls of the handler that have not returned although their context has ended."),
 		parkedDocuments: f.activeGauge("parked_documents",
-			"Documents that are parked, as far as they are kept in memory: 262144 at most."),
+			"Documents of this instance's partitions that are parked, as far as they are kept in memory: "+
+				"262144 at most."),
+		oldestParked: f.activeGauge("oldest_parked_seconds",
+			"How long the document of parked_documents that was parked first has been; 0 if there is none."),
 		flowMessages: f.activeGauge("in_flight_messages", "Messages read and not done."),
 		flowBytes:    f.activeGauge("in_flight_bytes", "Bytes of the messages read and not done."),
 		readSeq:      f.activeGauge("read_sequence", "Sequence of the newest message read."),
@@ -113,7 +116,7 @@ func newMetrics(reg prometheus.Registerer, name string, partitions int) (*metric
 	}
 	m.grow(partitions)
 	m.active = []*activeGauge{&m.parkedDocuments, &m.flowMessages, &m.flowBytes, &m.readSeq, &m.doneSeq,
-		&m.lagMessages, &m.lagTime, &m.heldPartitions}
+		&m.lagMessages, &m.lagTime, &m.heldPartitions, &m.oldestParked}
 	for _, g := range m.active {
 		g.Gauge = prometheus.NewGauge(prometheus.GaugeOpts{Name: "none"})
 	}
@@ -190,6 +193,9 @@ func (m *metrics) released(how string) { m.releasedEvents.WithLabelValues(how).I
 // documents sets the number of parked documents.
 func (m *metrics) documents(n int) { m.parkedDocuments.Set(float64(n)) }
 
+// parkedSince sets when the first of them was parked (zero: there is none). It is called regularly.
+func (m *metrics) parkedSince(at time.Time) { m.oldestParked.Set(age(at)) }
+
 // session sets whether this instance is active.
 func (m *metrics) session(active bool) {
 	if !active {
@@ -238,10 +244,15 @@ func (m *metrics) done(seq uint64) { m.doneSeq.Set(float64(seq)) }
 // even while nothing moves.
 func (m *metrics) behind(last, done uint64, oldest time.Time) {
 	m.lagMessages.Set(float64(last - min(done, last)))
-	m.lagTime.Set(0)
-	if !oldest.IsZero() {
-		m.lagTime.Set(max(0, time.Since(oldest).Seconds()))
+	m.lagTime.Set(age(oldest))
+}
+
+// age is how long ago a time was, in seconds, and 0 of no time.
+func age(at time.Time) float64 {
+	if at.IsZero() {
+		return 0
 	}
+	return max(0, time.Since(at).Seconds())
 }
 
 // families makes the metrics of one consumer, or reuses those that another consumer has registered.

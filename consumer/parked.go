@@ -5,7 +5,9 @@ import (
 	"errors"
 	"hash/maphash"
 	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -22,7 +24,7 @@ const (
 	releaseSkip  = "skip"
 )
 
-// maxCached is how many parked documents are cached, at about 40 bytes each. If there are more, every event
+// maxCached is how many parked documents are cached, at about 70 bytes each. If there are more, every event
 // is looked up in the table.
 const maxCached = 1 << 18
 
@@ -45,56 +47,108 @@ type parking struct {
 
 	mu    sync.Mutex
 	seed  maphash.Seed
-	count map[uint64]int32 // parked documents, by the hash of their name
-	full  bool             // there are more than are cached: any document may be parked
+	count map[uint64]cachedDocuments // by the hash of their name
+	full  bool                       // there are more than are cached: any document may be parked
+
+	// For the metrics, of which each instance shows its own share: those of others are released by others,
+	// and this one does not hear of it.
+	own    int       // of count
+	oldest time.Time // when the first of them was parked; zero: there is none
+	stale  bool      // oldest is to be looked up
+}
+
+// cachedDocuments are the parked documents of a hash, which are one but for collisions.
+type cachedDocuments struct {
+	n     int32
+	since int64 // Unix time in milliseconds at which the first was parked; 0: of another instance's partition
 }
 
 func newParking(cfg *Config, dec *decoder, met *metrics) *parking {
 	return &parking{
 		cfg: cfg, dec: dec, met: met, table: newParkedTable(cfg.DatabaseSchema, cfg.Name),
-		seed: maphash.MakeSeed(), count: map[uint64]int32{},
+		seed: maphash.MakeSeed(), count: map[uint64]cachedDocuments{},
 	}
 }
 
-// load reads which documents are parked, at the start of a session.
-func (k *parking) load(ctx context.Context, tx pgx.Tx) error {
+// load reads which documents are parked, at the start of a session. own are its partitions, of so many.
+func (k *parking) load(ctx context.Context, tx pgx.Tx, partitions int, own []int) error {
 	documents, err := k.table.documents(ctx, tx, maxCached+1)
 	if err != nil {
 		return err
 	}
-	for _, document := range documents {
-		k.add(document)
+	for _, d := range documents {
+		since := int64(0)
+		if slices.Contains(own, partitionOf(d.hash, partitions)) {
+			since = d.parkedAt.UnixMilli()
+		}
+		k.note(d.document, since)
 	}
+	k.report()
 	return nil
 }
 
 // add records that a document is parked. It is called when that is committed.
-func (k *parking) add(document string) {
+func (k *parking) add(document string) { k.note(document, time.Now().UnixMilli()) }
+
+// note records that a document is parked, since a time as in cachedDocuments.
+func (k *parking) note(document string, since int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.full = k.full || len(k.count) >= maxCached; !k.full {
-		k.count[k.hash(document)]++
+	if k.full = k.full || len(k.count) >= maxCached; k.full {
+		return
 	}
-	k.met.documents(len(k.count))
+	h := k.hash(document)
+	c := k.count[h]
+	if c.n++; c.since == 0 && since != 0 {
+		c.since, k.stale = since, true
+		k.own++
+		k.met.documents(k.own)
+	}
+	k.count[h] = c
 }
 
 // drop records that a document is no longer parked.
 func (k *parking) drop(document string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if h := k.hash(document); k.count[h] > 1 {
-		k.count[h]--
-	} else {
-		delete(k.count, h)
+	h := k.hash(document)
+	c := k.count[h]
+	if c.n > 1 {
+		c.n--
+		k.count[h] = c
+		return
 	}
-	k.met.documents(len(k.count))
+	if delete(k.count, h); c.since != 0 {
+		k.stale = true
+		k.own--
+		k.met.documents(k.own)
+	}
+}
+
+// report sets the metric of how long something has been parked. It is called regularly.
+func (k *parking) report() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.stale {
+		least := int64(0)
+		for _, c := range k.count {
+			if c.since != 0 && (least == 0 || c.since < least) {
+				least = c.since
+			}
+		}
+		k.stale, k.oldest = false, time.Time{}
+		if least != 0 {
+			k.oldest = time.UnixMilli(least)
+		}
+	}
+	k.met.parkedSince(k.oldest)
 }
 
 // may reports whether a document may be parked. False is certain.
 func (k *parking) may(document string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.full || len(k.count) > 0 && k.count[k.hash(document)] > 0
+	return k.full || len(k.count) > 0 && k.count[k.hash(document)].n > 0
 }
 
 func (k *parking) hash(document string) uint64 { return maphash.String(k.seed, storable(document)) }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -32,6 +33,7 @@ type ward struct {
 	tried   []string // attempts, committed or not
 	next    uint64
 	replays uint64
+	reg     *prometheus.Registry // of the session
 }
 
 func newWard(t testing.TB) *ward {
@@ -49,8 +51,14 @@ func newWard(t testing.TB) *ward {
 	return w
 }
 
-// restart begins another session.
+// restart begins another session, which has all documents.
 func (w *ward) restart() {
+	w.t.Helper()
+	w.restartWith(1, 0)
+}
+
+// restartWith begins another session, which has some of so many partitions.
+func (w *ward) restartWith(partitions int, own ...int) {
 	w.t.Helper()
 	cfg, err := Config{
 		Name: "orders", Stream: "OUTBOX", MaxAttempts: 3, ParkAfter: 1,
@@ -64,12 +72,14 @@ func (w *ward) restart() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	met, err := newMetrics(nil, cfg.Name, cfg.Partitions)
+	w.reg = prometheus.NewRegistry()
+	met, err := newMetrics(w.reg, cfg.Name, cfg.Partitions)
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	met.session(true)
 	w.parking = newParking(&cfg, dec, met)
-	w.tx(w.load)
+	w.tx(func(ctx context.Context, tx pgx.Tx) error { return w.load(ctx, tx, partitions, own) })
 }
 
 // tx runs do in a transaction that must succeed.
@@ -493,6 +503,52 @@ func TestTheTableCorrectsWhatMemoryTakesForParked(t *testing.T) {
 	if w.drop("c"); !w.may("c") {
 		t.Error("a document is let go that is parked")
 	}
+}
+
+// The metrics are of the instance's own partitions: documents of others are released by others, and it would
+// show those for ever.
+func TestParkedDocumentsAreCountedWhereTheyAreReleased(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	shows := func(documents int, least, most time.Duration) {
+		t.Helper()
+		w.report()
+		got := gather(t, w.reg)
+		n, since := got["outflow_consumer_parked_documents consumer=orders"],
+			got["outflow_consumer_oldest_parked_seconds consumer=orders"]
+		if n != float64(documents) || since < least.Seconds() || since > most.Seconds() {
+			t.Errorf("%v documents, for %v s; want %d, for %v to %v", n, since, documents, least, most)
+		}
+	}
+	shows(0, 0, 0)
+	own := int(w.event("a").hash % 1000)
+	w.fail("a")
+	w.come("a")
+	w.fail("b")
+	shows(2, 0, time.Hour)
+	for document, at := range map[string]string{"a": "3 hours", "b": "5 hours"} {
+		if _, err := w.pool.Exec(t.Context(), "UPDATE outflow_parked SET parked_at = now() - $2::interval "+
+			"WHERE document = $1", document, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.restart()
+	shows(2, 5*time.Hour, 6*time.Hour)
+	w.restartWith(1000, own) // not the partition of b
+	if !w.may("b") {
+		t.Error("what is parked elsewhere is not known")
+	}
+	shows(1, 3*time.Hour, 4*time.Hour)
+	w.fail("c")
+	shows(2, 3*time.Hour, 4*time.Hour)
+	w.drop("b") // which was never counted
+	shows(2, 3*time.Hour, 4*time.Hour)
+	w.word("a", releaseSkip)
+	w.out()
+	shows(1, 0, time.Hour)
+	w.word("c", releaseSkip)
+	w.out()
+	shows(0, 0, 0)
 }
 
 // Names, headers and errors that PostgreSQL can't hold are parked all the same, and come out as they were.

@@ -262,46 +262,50 @@ func (p parkedTable) has(ctx context.Context, tx DB, document string) (is bool, 
 	return is, nil
 }
 
+// parkedDocument is a document that is parked.
+type parkedDocument struct {
+	document string    // as it is stored
+	hash     uint32    // decides its partition
+	parkedAt time.Time // its first event
+}
+
 // documents returns parked documents, at most n. Each costs one index lookup, however many events it has.
-func (p parkedTable) documents(ctx context.Context, db DB, n int) ([]string, error) {
+func (p parkedTable) documents(ctx context.Context, db DB, n int) ([]parkedDocument, error) {
+	const first = "SELECT t.document, t.hash, t.parked_at FROM "
+	const order = " ORDER BY t.document, t.source DESC, t.ord LIMIT 1"
 	rows, err := db.Query(ctx, `WITH RECURSIVE d AS (
-			(SELECT document FROM `+p.table+` WHERE name = $1 ORDER BY document LIMIT 1)
+			(`+first+p.table+` t WHERE t.name = $1`+order+`)
 			UNION ALL
-			SELECT (SELECT t.document FROM `+p.table+` t WHERE t.name = $1 AND t.document > d.document ORDER BY t.document LIMIT 1)
-			FROM d WHERE d.document IS NOT NULL
-		) SELECT document FROM d WHERE document IS NOT NULL LIMIT $2`, p.name, n)
+			SELECT next.* FROM d, LATERAL (`+first+p.table+` t WHERE t.name = $1 AND t.document > d.document`+order+`) next
+		) SELECT document, hash, parked_at FROM d LIMIT $2`, p.name, n)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are parked: %w", err)
 	}
-	documents, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	documents, err := pgx.CollectRows(rows, scanDocument)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are parked: %w", err)
 	}
 	return documents, nil
 }
 
-// parkedDocument is a document that is to be released.
-type parkedDocument struct {
-	document string // as it is stored
-	hash     uint32 // decides its partition
+func scanDocument(row pgx.CollectableRow) (d parkedDocument, err error) {
+	var hash int64
+	err = row.Scan(&d.document, &hash, &d.parkedAt)
+	d.hash = uint32(hash)
+	return d, err
 }
 
 // toRelease returns documents of some of so many partitions that are to be released, at most n, in the order
 // in which they were parked.
 func (p parkedTable) toRelease(ctx context.Context, db DB, n, partitions int, own []int64) ([]parkedDocument,
 	error) {
-	rows, err := db.Query(ctx, `SELECT document, hash FROM `+p.table+
+	rows, err := db.Query(ctx, `SELECT document, hash, parked_at FROM `+p.table+
 		` WHERE name = $1 AND release <> '' AND hash % $3::bigint = ANY ($4::bigint[]) ORDER BY ord LIMIT $2`,
 		p.name, n, partitions, own)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are to be released: %w", err)
 	}
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d parkedDocument, err error) {
-		var hash int64
-		err = row.Scan(&d.document, &hash)
-		d.hash = uint32(hash)
-		return d, err
-	})
+	all, err := pgx.CollectRows(rows, scanDocument)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are to be released: %w", err)
 	}

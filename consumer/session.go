@@ -66,7 +66,7 @@ func (r *runner) session(ctx context.Context) (err error) {
 		if tx == nil {
 			return nil
 		}
-		return parking.load(ctx, tx)
+		return parking.load(ctx, tx, st.Layout.Partitions, own)
 	}
 	if err := r.store.read(ctx, load); err != nil {
 		return err

@@ -125,6 +125,7 @@ var outages = map[string][]phase{
 		{begin: "all is well"},
 		{begin: "a counter is missing in each of 600 documents", fires: in{
 			"OutflowBufferFull": 12 * minute, "OutflowNoCheckpoint": 7 * minute, "OutflowLag": 4 * minute,
+			"OutflowGapOldest": 9 * minute,
 		}},
 		{begin: "the counters come"},
 	},
@@ -219,8 +220,9 @@ var byHand = map[string]struct {
 		{`process_resident_memory_bytes{job="other",instance="a"}`, "900000000x80"},
 		{`go_gc_gomemlimit_bytes{job="other",instance="a"}`, "200000000x80"},
 	}},
-	"OutflowGapOldest": {"it takes an Outflow that can't write, and nobody else who does", []Series{
-		{`outflow_gap_oldest_timestamp_seconds{slot="s"}`, "0x80"},
+	"OutflowConsumerParkedLong": {"it takes a day", []Series{
+		{`outflow_consumer_oldest_parked_seconds{consumer="c",instance="a"}`, "86000+15x60"},
+		{`outflow_consumer_oldest_parked_seconds{consumer="c",instance="b"}`, "0x60"},
 	}},
 	"OutflowForeignSettings": {"it takes somebody who writes such messages for minutes", []Series{
 		{`outflow_foreign_settings_total{slot="s"}`, "0+1x60"},
