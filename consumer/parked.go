@@ -125,7 +125,7 @@ func (k *parking) drop(document string) {
 	}
 }
 
-// report sets the metric of how long something has been parked. It is called regularly.
+// report sets the metric of how long something has been parked.
 func (k *parking) report() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -180,9 +180,11 @@ func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) er
 	return err
 }
 
-// toRelease returns documents of some of so many partitions that are to be released, at most maxReleases.
+// toRelease returns documents of some of so many partitions that are to be released, at most maxReleases. It
+// is called every few seconds, and says in the metrics how long something has been parked by now.
 func (k *parking) toRelease(ctx context.Context, tx pgx.Tx, partitions int, own []int64) ([]parkedDocument,
 	error) {
+	k.report()
 	return k.table.toRelease(ctx, tx, maxReleases, partitions, own)
 }
 

@@ -164,7 +164,6 @@ func (r *run) queueReleases(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	r.parking.report()
 	for _, d := range documents {
 		if _, loaded := r.releasing.LoadOrStore(d.document, true); !loaded {
 			r.workers[partitionOf(d.hash, r.layout.Partitions)].push(item{release: &d})
