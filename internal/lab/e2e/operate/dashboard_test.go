@@ -43,11 +43,12 @@ var emptyWhileHealthy = map[string]string{
 	"outflow_stream_replica":                        "the stream has one copy",
 	"changes(process_start_time_seconds":            "nothing has started again",
 
-	"outflow_partitions_":   "the table is not partitioned",
 	"outflow_rows_blocked_": "no row is to go",
 	"outflow_stream_kept_":  "no message is to go",
-	"outflow_archive_":      "there is no archive",
-	"outflow_maintain_":     "nobody maintains",
+
+	"outflow_archive_oldest_waiting_":     "everything is archived",
+	"outflow_maintain_part_failing_since": "each part works",
+	"outflow_maintain_active":             "outflow maintain --once has no page",
 }
 
 // ask asks Prometheus and returns how many results there are that are numbers.
@@ -167,22 +168,24 @@ func consumeWith(t *testing.T, f *harness.Installation, cfg consume.Config,
 	return page.Listener.Addr().String(), stop
 }
 
-// TestEachQueryOfTheDashboardHasDataOnAHealthyPair: a Prometheus scrapes a pair and a consumer and takes each
-// query of the dashboard, each of its variables and each alert. Nothing is empty that need not be, and no
-// alert fires.
+// TestEachQueryOfTheDashboardHasDataOnAHealthyPair: a Prometheus scrapes a pair and a consumer, beside which
+// outflow maintain archives, and takes each query of the dashboard, each of its variables and each alert.
+// Nothing is empty that need not be, and no alert fires.
 func TestEachQueryOfTheDashboardHasDataOnAHealthyPair(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
 	alerts.Tool(t, "prometheus")
 	pg, ns := pgtest.Own(t, 0, "max_slot_wal_keep_size=1GB"), natstest.Server(t)
 	limitStorage(t, ns, 1<<30)
-	f := harness.NewInstallation(t, pg, ns.URL(), "pair", "REORDER_HORIZON=0s", "INIT_MAX_BYTES=100MiB")
+	f := harness.NewInstallation(t, pg, ns.URL(), "pair", "REORDER_HORIZON=0s", "INIT_MAX_BYTES=100MiB",
+		"INIT_PARTITION_BY=written_at", "ARCHIVE_URL=file://"+t.TempDir(), "ARCHIVE_SEGMENT_AGE=0s")
 	f.Init()
 	other := harness.New(t, f.URL, ns.URL(), f.Slot)
 	other.Env = append(slices.Clone(f.Env), "OUTFLOW_LISTEN="+other.Listen)
 	f.Start()
 	other.Start()
 	harness.AwaitRoles(f.Outflow, other)
+	f.MustRun("maintain", "--once")
 	service, _ := consumeWith(t, f, consume.Config{}, ignore)
 	prom, running := startPrometheus(t, map[string][]string{
 		"outflow": {f.Listen, other.Listen}, "service": {service},
