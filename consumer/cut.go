@@ -20,10 +20,7 @@ func cutOf(m *stream.Message) *outbox.Cut {
 	if m.Replay {
 		return nil
 	}
-	if c, is := outbox.CutOf(m.Subject, m.Header); is {
-		return &c
-	}
-	return nil
+	return outbox.CutOf(m.Subject, m.Header)
 }
 
 // behindCut is the offset of a partition that is done up to a cut: that of the newest event before it, at the

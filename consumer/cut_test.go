@@ -86,7 +86,7 @@ func TestACutThatTellsNothingEndsRun(t *testing.T) {
 
 // window makes one window of events that were in others: what a cut before it closes.
 func window(cut *stream.Message, events ...*stream.Message) []*stream.Message {
-	c, _ := outbox.CutOf(cut.Subject, cut.Header)
+	c := outbox.CutOf(cut.Subject, cut.Header)
 	all := []*stream.Message{cut}
 	for i, m := range events {
 		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))

@@ -104,15 +104,17 @@ func (c *Cut) set(field, v string) (err error) {
 	return err
 }
 
-// CutOf returns the cut that a message of the stream is. is reports whether it is one: by its subject and its
-// header, which is there once and valid, beside no header of an event. Any other message on that subject that
-// is no event is not Outflow's.
-func CutOf(subject string, header map[string][]string) (c Cut, is bool) {
+// CutOf returns the cut that a message of the stream is, nil if it is none: by its subject and its header,
+// which is there once and valid, beside no header of an event. Any other message on that subject that is no
+// event is not Outflow's.
+func CutOf(subject string, header map[string][]string) *Cut {
 	if subject != CutSubject || len(header[HeaderCut]) != 1 || len(header[HeaderName]) > 0 {
-		return c, false
+		return nil
 	}
-	c, err := ParseCut(header[HeaderCut][0])
-	return c, err == nil
+	if c, err := ParseCut(header[HeaderCut][0]); err == nil {
+		return &c
+	}
+	return nil
 }
 
 // GoesBack reports whether a cut can't come behind an earlier one of the same stream: both speak of the same

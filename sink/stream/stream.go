@@ -418,10 +418,7 @@ func CutOf(m *jsapi.Message) *outbox.Cut {
 	if err != nil {
 		return nil // a message of somebody else
 	}
-	if c, is := outbox.CutOf(m.Subject, h); is {
-		return &c
-	}
-	return nil
+	return outbox.CutOf(m.Subject, h)
 }
 
 func fatal(code, message, hint string, cause error) error {

@@ -261,7 +261,7 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 	defer task.End()
 	err := a.Read(ctx, 1, func(m *archive.Message) error {
 		task.Set(int64(m.Seq - w.rep.First + 1))
-		if _, is := outbox.CutOf(m.Subject, m.Header); is {
+		if outbox.CutOf(m.Subject, m.Header) != nil {
 			return nil
 		}
 		if m.Header.Get(sink.HeaderDeadLetter) != "" {

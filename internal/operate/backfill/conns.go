@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -154,14 +153,6 @@ type Message struct {
 	Cut        *outbox.Cut // nil: it is not a cut
 }
 
-// CutOf returns the cut that a message is, nil if it is none.
-func CutOf(subject string, header nats.Header) *outbox.Cut {
-	if c, is := outbox.CutOf(subject, header); is {
-		return &c
-	}
-	return nil
-}
-
 // Messages calls f with each message of the stream from sequence from to the one at to, which must exist, or
 // until f returns an error.
 func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) error) error {
@@ -183,7 +174,7 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 		return f(Message{
 			Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: h.Get(outbox.HeaderName),
 			DeadLetter: h.Get(sink.HeaderDeadLetter), Stored: meta.Timestamp,
-			Cut: CutOf(m.Subject(), h),
+			Cut: outbox.CutOf(m.Subject(), h),
 		})
 	})
 }

@@ -113,7 +113,7 @@ func (p *past) resolve(ctx context.Context, t target) (to uint64, found bool, er
 
 // stored is the message of an event; nil: it is a cut.
 func (p *past) stored(m *archive.Message) (*stored, error) {
-	if _, is := outbox.CutOf(m.Subject, m.Header); is {
+	if outbox.CutOf(m.Subject, m.Header) != nil {
 		return nil, nil
 	}
 	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))

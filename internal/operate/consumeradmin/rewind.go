@@ -240,7 +240,7 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	found, n := last, 0
 	err := jsapi.ReadStream(ctx, a.JS, a.Stream, oc, 0,
 		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
-			if _, is := outbox.CutOf(m.Subject(), m.Headers()); is {
+			if outbox.CutOf(m.Subject(), m.Headers()) != nil {
 				found = meta.Sequence.Stream
 				return nil
 			}

@@ -91,7 +91,7 @@ func (c *command) eachFolder(ctx context.Context,
 		c.rep.Folders = append(c.rep.Folders, name)
 		created := micro(a.Created())
 		if err := f(a, func(m *archive.Message) (bool, error) {
-			if _, cut := outbox.CutOf(m.Subject, m.Header); cut {
+			if outbox.CutOf(m.Subject, m.Header) != nil {
 				return false, nil
 			}
 			is, known := c.doc.Is(m.Subject, m.Header, m.Data)

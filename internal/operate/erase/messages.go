@@ -306,8 +306,8 @@ func (c *command) listStreams(ctx context.Context) error {
 				}
 				if m != nil {
 					h, err := headerOf(m)
-					_, cut := outbox.CutOf(m.Subject, h)
-					info.outflow = err == nil && (cut || h.Get(outbox.HeaderName) != "")
+					info.outflow = err == nil && (outbox.CutOf(m.Subject, h) != nil ||
+						h.Get(outbox.HeaderName) != "")
 				}
 			}
 			c.list = append(c.list, info)

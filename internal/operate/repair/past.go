@@ -58,7 +58,7 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfi
 			task.Add(1)
 			return f(backfill.Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header.Get(outbox.HeaderName),
 				DeadLetter: m.Header.Get(sink.HeaderDeadLetter), Stored: m.Time,
-				Cut: backfill.CutOf(m.Subject, m.Header)})
+				Cut: outbox.CutOf(m.Subject, m.Header)})
 		})
 		if err != nil {
 			return 0, err

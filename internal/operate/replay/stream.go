@@ -77,7 +77,7 @@ func (s *streamSource) setHeader(subject string, header nats.Header) {
 	s.header = nil
 	if h, err := outbox.ParseHeader(header.Get(outbox.HeaderName)); err == nil {
 		s.header = &h
-	} else if c, is := outbox.CutOf(subject, header); is {
+	} else if c := outbox.CutOf(subject, header); c != nil {
 		s.header = &outbox.Header{Pos: outbox.Position{LSN: c.LSN}, Due: c.LSN, Thru: c.LSN}
 	}
 }
@@ -330,7 +330,7 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 
 // event calls f with a message, unless it is a cut: that is nothing to be replayed.
 func (s *streamSource) event(m *Message, f func(*Message) error) (err error) {
-	if _, is := outbox.CutOf(m.Subject, m.Header); is {
+	if outbox.CutOf(m.Subject, m.Header) != nil {
 		return nil
 	}
 	if m.Outflow, err = outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err != nil {

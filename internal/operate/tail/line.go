@@ -152,7 +152,7 @@ func (l *lines) read(m jetstream.Msg, meta *jetstream.MsgMetadata) *Line {
 		line.Position, line.ID, line.Key, line.Late = &h.Pos, h.ID, h.Key, h.Counter.Late
 		line.Held = outbox.Distance(h.Pos.LSN, h.Thru)
 	}
-	if c, is := outbox.CutOf(line.Subject, header); is {
+	if c := outbox.CutOf(line.Subject, header); c != nil {
 		line.Cut = &Cut{strconv.FormatUint(c.SystemID, 10), c.Timeline, c.LSN, c.Epoch, c.Owner}
 	}
 	if doc, ok := l.document(line.Subject); ok && line.Dead == "" && line.Cut == nil {
