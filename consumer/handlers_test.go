@@ -296,6 +296,7 @@ func TestTheStateIsThatOfTheInstance(t *testing.T) {
 	w, s, src := newHarness(t), &publisher{}, &failingSource{memoryStream: newMemoryStream()}
 	src.publish(s.events(3, 3)...)
 	cfg := w.config(src)
+	cfg.Partitions, cfg.Lease = 1, time.Hour // so that the second one stands by until the first one stops
 	first := w.consumer(cfg)
 	is := func(c *Consumer, status Status, partitions int, err error) {
 		t.Helper()
@@ -316,11 +317,11 @@ func TestTheStateIsThatOfTheInstance(t *testing.T) {
 	r := w.start(first, handler)
 	is(first, Retrying, 0, down)
 	src.fail.Store(nil)
-	is(first, Active, 8, nil)
+	is(first, Active, 1, nil)
 	second := w.consumer(cfg)
 	w.start(second, handler)
 	is(second, Standby, 0, nil)
 	r.stopped()
 	is(first, Stopped, 0, errReturned)
-	is(second, Active, 8, nil)
+	is(second, Active, 1, nil)
 }
