@@ -126,9 +126,9 @@ func TestAProgramThatFreezesLosesItsLocks(t *testing.T) {
 		"leave('c', 'b')":                                                    "5s 5s 5s",
 	} {
 		// In one statement, which none of them ends.
-		bounds := "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout') || ' ' " +
-			"|| current_setting('idle_in_transaction_session_timeout') FROM (VALUES (1)) one LEFT JOIN outflow." +
-			call + " ON true"
+		bounds := "SELECT concat_ws(' ', current_setting('lock_timeout'), " +
+			"current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) " +
+			"FROM (VALUES (1)) one LEFT JOIN outflow." + call + " ON true"
 		if got := d.texts(bounds); !slices.Equal(got, []string{want}) {
 			t.Errorf("%s: lock, statement, idle %q, want %q", call, got, want)
 		}
