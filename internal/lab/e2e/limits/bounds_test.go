@@ -225,15 +225,17 @@ func TestManyDocumentsKeepMemoryBounded(t *testing.T) {
 		b.check(fmt.Sprintf("%d documents in a window", docs), f, 0)
 		b.each(docs+1, nil)
 	})
-	t.Run("over windows", func(t *testing.T) {
-		b := newBounded(t, "", 64*harness.MiB, 65536)
-		fill(b)
-		b.Start()
-		f := b.Watch(t)
-		b.await(docs)
-		b.check(fmt.Sprintf("%d documents over windows", docs), f, 0)
-		b.each(docs, nil)
-	})
+	for _, mode := range []string{"horizon", "gap"} { // gap mode remembers the newest 16,384
+		t.Run("over windows of "+mode, func(t *testing.T) {
+			b := newBounded(t, "", 64*harness.MiB, 65536, "REORDER_MODE="+mode)
+			fill(b)
+			b.Start()
+			f := b.Watch(t)
+			b.await(docs)
+			b.check(fmt.Sprintf("%d documents over windows of %s", docs, mode), f, 0)
+			b.each(docs, nil)
+		})
+	}
 }
 
 // TestAnOutageOfNATSKeepsMemoryBounded: what is written while NATS is away waits in PostgreSQL, not here.
