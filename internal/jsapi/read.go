@@ -12,6 +12,11 @@ import (
 // stalled is how long the server may take to deliver the next message.
 const stalled = 20 * time.Second
 
+// firstWaits are how long consumers, one after the other, may take for the first one. In a cluster the server
+// of a consumer that was just made may not have told ours yet that it takes requests for messages: then ours
+// drops the first one without a word (one in a hundred, with three servers on one machine).
+var firstWaits = []time.Duration{250 * time.Millisecond, time.Second, stalled}
+
 // ErrStop ends ReadStream early, without an error.
 var ErrStop = errors.New("stop reading")
 
@@ -22,6 +27,20 @@ var ErrStop = errors.New("stop reading")
 // stream's. With upTo set, ReadStream waits for the message of that sequence.
 func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 	oc jetstream.OrderedConsumerConfig, upTo uint64,
+	f func(jetstream.Msg, *jetstream.MsgMetadata) error) (err error) {
+	for _, first := range firstWaits {
+		if err = readStream(ctx, js, stream, oc, upTo, first, f); !errors.Is(err, errNothing) {
+			return err
+		}
+	}
+	return fmt.Errorf("read stream %s: %w", stream, err)
+}
+
+// errNothing ends readStream if not even the first message came.
+var errNothing = fmt.Errorf("no message came: %w", context.DeadlineExceeded)
+
+func readStream(ctx context.Context, js jetstream.JetStream, stream string,
+	oc jetstream.OrderedConsumerConfig, upTo uint64, first time.Duration,
 	f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
 	consumer, err := js.OrderedConsumer(ctx, stream, oc)
 	if err != nil {
@@ -38,25 +57,30 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 	if info := consumer.CachedInfo(); upTo == 0 && info != nil && info.NumPending == 0 {
 		return nil
 	}
-	it, err := consumer.Messages(jetstream.PullMaxMessages(1024))
+	ahead := 1024 // messages that are asked for at once
+	if oc.HeadersOnly {
+		ahead = 4096
+	}
+	it, err := consumer.Messages(jetstream.PullMaxMessages(ahead))
 	if err != nil {
 		return fmt.Errorf("read stream %s: %w", stream, err)
 	}
 	defer it.Stop()
 	// One watchdog for all messages: a context for each costs as much as reading a small message does.
-	next, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	watchdog := time.AfterFunc(stalled, func() { stop(context.DeadlineExceeded) })
-	defer watchdog.Stop()
-	for {
-		watchdog.Reset(stalled)
+	next, stop := context.WithCancel(ctx)
+	defer func() { stop() }()
+	watchdog := time.AfterFunc(first, stop)
+	defer func() { watchdog.Stop() }()
+	for nothing := true; ; nothing = false {
 		m, err := it.Next(jetstream.NextContext(next))
-		watchdog.Stop() // f may take its time
-		if ctx.Err() != nil {
+		late := !watchdog.Stop() // f may take its time
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
-		}
-		if err != nil && next.Err() != nil {
-			err = context.Cause(next)
+		case err != nil && late && nothing:
+			return errNothing
+		case err != nil && late:
+			err = context.DeadlineExceeded
 		}
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", stream, err)
@@ -73,6 +97,12 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 		}
 		if upTo == 0 && meta.NumPending == 0 || upTo > 0 && meta.Sequence.Stream >= upTo {
 			return nil
+		}
+		if late { // the message came when its time was over
+			next, stop = context.WithCancel(ctx)
+			watchdog = time.AfterFunc(stalled, stop)
+		} else {
+			watchdog.Reset(stalled)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package jsapi
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -10,10 +11,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
-// Each message is stored only when the one before it was read, as on a replica that lags: at each of them
-// nothing more is pending.
-func TestAStreamIsReadUpToASequenceThatTheConsumerDoesNotHaveYet(t *testing.T) {
-	t.Parallel()
+// oneMessage is a server with a stream S, which has one message.
+func oneMessage(t *testing.T) jetstream.JetStream {
+	t.Helper()
 	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
 	if err != nil {
 		t.Fatal(err)
@@ -26,20 +26,68 @@ func TestAStreamIsReadUpToASequenceThatTheConsumerDoesNotHaveYet(t *testing.T) {
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S"}); err != nil {
 		t.Fatal(err)
 	}
-	publish := func() error {
-		_, err := js.Publish(t.Context(), "S", nil)
-		return err
-	}
-	if err := publish(); err != nil {
+	if _, err := js.Publish(t.Context(), "S", nil); err != nil {
 		t.Fatal(err)
 	}
+	return js
+}
+
+// Each message is stored only when the one before it was read, as on a replica that lags: at each of them
+// nothing more is pending.
+func TestAStreamIsReadUpToASequenceThatTheConsumerDoesNotHaveYet(t *testing.T) {
+	t.Parallel()
+	js := oneMessage(t)
 	var read uint64
-	err = ReadStream(t.Context(), js, "S", jetstream.OrderedConsumerConfig{}, 3,
+	err := ReadStream(t.Context(), js, "S", jetstream.OrderedConsumerConfig{}, 3,
 		func(_ jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			read = meta.Sequence.Stream
-			return publish()
+			_, err := js.Publish(t.Context(), "S", nil)
+			return err
 		})
 	if err != nil || read != 3 {
 		t.Errorf("read up to %d: %v", read, err)
 	}
+}
+
+// The first consumer brings nothing, as where the request for messages was lost on its way.
+func TestAStreamIsReadThoughTheFirstRequestIsLost(t *testing.T) {
+	t.Parallel()
+	js := &losing{JetStream: oneMessage(t)}
+	n := 0
+	err := ReadStream(t.Context(), js, "S", jetstream.OrderedConsumerConfig{}, 0,
+		func(jetstream.Msg, *jetstream.MsgMetadata) error {
+			n++
+			return nil
+		})
+	if err != nil || n != 1 || js.consumers < 2 {
+		t.Errorf("%d messages by %d consumers: %v", n, js.consumers, err)
+	}
+}
+
+// losing is a client whose first consumer's requests are lost: its messages are those of an empty stream.
+type losing struct {
+	jetstream.JetStream
+	consumers int
+}
+
+func (l *losing) OrderedConsumer(ctx context.Context, stream string, cfg jetstream.OrderedConsumerConfig) (
+	jetstream.Consumer, error) {
+	c, err := l.JetStream.OrderedConsumer(ctx, stream, cfg)
+	if l.consumers++; l.consumers > 1 || err != nil {
+		return c, err
+	}
+	if _, err := l.CreateStream(ctx, jetstream.StreamConfig{Name: "EMPTY"}); err != nil {
+		return nil, err
+	}
+	silent, err := l.JetStream.OrderedConsumer(ctx, "EMPTY", cfg)
+	return split{c, silent}, err
+}
+
+type split struct {
+	jetstream.Consumer
+	messages jetstream.Consumer
+}
+
+func (s split) Messages(opts ...jetstream.PullMessagesOpt) (jetstream.MessagesContext, error) {
+	return s.messages.Messages(opts...)
 }

@@ -56,8 +56,8 @@ func (s *Stream) AtOrBelow(ctx context.Context, upTo uint64) (uint64, error) {
 }
 
 // consumerWait is how long a consumer may take for the next message. One on a replica that has just started
-// may take much longer. Where the machine is so busy that all of them take a second, the leader takes longer
-// still: it is asked for the payloads as well.
+// may take much longer. It is not shorter because the leader takes longer still: it is asked for the payloads
+// as well.
 const consumerWait = 3 * time.Second
 
 // counters reads the counters of our messages of the sequences from first to last, where there is a message:
