@@ -88,7 +88,8 @@ const gapLines = 32
 func (s *session) logGaps() {
 	n, seen, now := &s.p.notices, s.metrics.gapsSeen, s.buffer.GapCounts()
 	s.metrics.addGaps(now)
-	unnamed := now.Bound - seen.Bound + now.Size - seen.Size + now.Settings - seen.Settings
+	unnamed := now.Bound - seen.Bound + now.Size - seen.Size + now.Settings - seen.Settings +
+		now.Cut - seen.Cut
 	for _, g := range s.buffer.GivenUp() {
 		unnamed--
 		n.gaps.sayUpTo(gapLines, s.log, slog.LevelWarn, "missing counters are waited for no longer: their "+
