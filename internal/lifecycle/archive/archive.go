@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -27,7 +28,7 @@ const (
 	CodeDiffers = "archive_differs" // the stream has another message than the archive
 )
 
-// root is the folder of everything; its name is the format's version.
+// root is the folder of everything; its name is the version of the layout.
 const root = "v1/"
 
 const createdLayout = "20060102T150405.000000000Z"
@@ -277,12 +278,16 @@ func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error 
 			return err
 		}
 		there, err := a.store.Read(ctx, name, maxObject)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case !bytes.Equal(there, emptyObject):
-			// Another version of the library may have compressed the same messages to other bytes.
+		}
+		if !bytes.Equal(there, emptyObject) {
+			// An older version may have written the same messages as other lines, or compressed them to
+			// other bytes.
 			m.Bytes, m.Object = int64(len(there)), sha256.Sum256(there)
+			if m.Raw, err = textSize(there); err != nil {
+				return a.damaged(name, err)
+			}
 			return nil
 		}
 		m.Generation++ // one with messages that were erased since was here
@@ -351,10 +356,24 @@ func (a *Archive) readAs(ctx context.Context, m *Manifest, f func(*Message, Hash
 	return nil
 }
 
+func decompress(object []byte) (*zstd.Decoder, error) {
+	return zstd.NewReader(bytes.NewReader(object), zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderMaxMemory(maxRaw))
+}
+
+// textSize is how many bytes an object's lines have; more than maxRaw are not counted.
+func textSize(object []byte) (int64, error) {
+	dec, err := decompress(object)
+	if err != nil {
+		return 0, err
+	}
+	defer dec.Close()
+	return io.Copy(io.Discard, io.LimitReader(dec, maxRaw+1))
+}
+
 // readObject reads an object's messages and compares them with the manifest.
 func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message, Hash) error) error {
-	dec, err := zstd.NewReader(bytes.NewReader(object), zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderMaxMemory(maxRaw))
+	dec, err := decompress(object)
 	if err != nil {
 		return err
 	}

@@ -363,7 +363,7 @@ func TestTheRootIsThatOfRFC6962(t *testing.T) {
 func FuzzObject(f *testing.F) {
 	var b bytes.Buffer
 	for seq := uint64(1); seq < 4; seq++ {
-		_, err := appendLine(&b, message(seq))
+		_, err := appendLine(&b, message(seq), 1+int(seq)%2)
 		must.Succeed(f, err)
 	}
 	enc, err := zstd.NewWriter(nil)

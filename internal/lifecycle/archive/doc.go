@@ -18,10 +18,11 @@
 // A manifest is created after the object was read back whole and was found to hold the messages, so where
 // there is a manifest its messages are archived. Manifests are a chain: each has a hash of what it says about
 // its messages, which includes the hash of the one before it. The object's own hash is not part of it, nor
-// are the hashes of documents: an erasure writes an object anew, and chain and Merkle root stay.
+// are the hashes of documents: an erasure writes an object anew, and chain and Merkle root stay, as what is
+// left of a message that was erased is its hash.
 //
 // Nothing of an object is believed: sizes are bounded before they are read, names are made and never taken
-// from a manifest, and each line has the hash of what it says.
+// from a manifest, and the hashes of its messages are made from what the lines say.
 //
 // It is internal to Outflow: its API may change at any time.
 package archive

@@ -282,7 +282,7 @@ func (a *Archive) overtaken(ctx context.Context, m *Manifest, err error) bool {
 
 // without makes a segment of those messages that are not erased, and says how many are.
 func (a *Archive) without(ctx context.Context, old *Manifest, e Erasing) (s *Segment, n uint64, err error) {
-	if s, err = newSegment(Manifest{First: old.First}); err != nil {
+	if s, err = newSegment(Manifest{Version: old.Version, First: old.First}); err != nil {
 		return nil, 0, err
 	}
 	err = a.readAs(ctx, old, func(msg *Message, h Hash) error {

@@ -69,7 +69,9 @@ func (m *Manifest) Holes() outbox.Sequences { return outbox.Sequences(m.Missing)
 // Readable is how many messages can be read.
 func (m *Manifest) Readable() uint64 { return m.Last - m.First + 1 - m.Holes().Count() }
 
-const version = 1
+// version is that of new segments. In those of version 1 each line has the hash of its message, which is half
+// of what is left of a short message when it is compressed, and which its other fields give as well.
+const version = 2
 
 // Bounds on what is read.
 const (
@@ -101,7 +103,7 @@ func parseManifest(text []byte) (*Manifest, error) {
 	if err := json.Unmarshal(text, m); err != nil {
 		return nil, err
 	}
-	if m.Version != version {
+	if m.Version < 1 || m.Version > version {
 		return nil, fmt.Errorf("version %d is not known", m.Version)
 	}
 	if m.Replaced {

@@ -104,7 +104,7 @@ type line struct {
 	HeadersRaw  []byte      `json:"headers_base64,omitempty"`
 	Data        *string     `json:"data,omitempty"`
 	DataRaw     []byte      `json:"data_base64,omitempty"`
-	MessageHash Hash        `json:"h"`
+	MessageHash *Hash       `json:"h,omitempty"`      // in version 1, and where Erased is
 	Erased      string      `json:"erased,omitempty"` // see erasedLine
 }
 
@@ -119,9 +119,13 @@ type erasedLine struct {
 // maxLine is the longest line. NATS has messages of 64 MiB at most, of which each byte may take six.
 const maxLine = 400 << 20
 
-// appendLine appends the message's line to b, with its end.
-func appendLine(b *bytes.Buffer, m *Message) (Hash, error) {
-	l := line{Seq: m.Seq, Time: m.Time.UTC(), Subject: m.Subject, MessageHash: m.Hash()}
+// appendLine appends the message's line to b, with its end, in the form that segments of a version have, and
+// returns its hash.
+func appendLine(b *bytes.Buffer, m *Message, version int) (Hash, error) {
+	l, h := line{Seq: m.Seq, Time: m.Time.UTC(), Subject: m.Subject}, m.Hash()
+	if version == 1 {
+		l.MessageHash = &h
+	}
 	if !utf8.ValidString(m.Subject) {
 		return Hash{}, fmt.Errorf("message %d: its subject is not UTF-8", m.Seq)
 	}
@@ -136,7 +140,7 @@ func appendLine(b *bytes.Buffer, m *Message) (Hash, error) {
 	} else {
 		l.DataRaw = m.Data
 	}
-	return l.MessageHash, encodeLine(b, &l)
+	return h, encodeLine(b, &l)
 }
 
 func encodeLine(b *bytes.Buffer, line any) error {
@@ -145,17 +149,21 @@ func encodeLine(b *bytes.Buffer, line any) error {
 	return e.Encode(line)
 }
 
-// parseLine reads a line without its end, and checks its hash.
+// parseLine reads a line without its end, of whatever version, and returns the message's hash, which a line
+// that has one must agree with.
 func parseLine(text []byte) (*Message, Hash, error) {
 	var l line
 	if err := json.Unmarshal(text, &l); err != nil {
 		return nil, Hash{}, fmt.Errorf("a line that can't be read: %w", err)
 	}
 	if l.Erased != "" {
+		if l.MessageHash == nil {
+			return nil, Hash{}, fmt.Errorf("the line of message %d is erased, and has no hash", l.Seq)
+		}
 		if l.Subject != "" || l.Data != nil || l.DataRaw != nil || l.Headers != nil || l.HeadersRaw != nil {
 			return nil, Hash{}, fmt.Errorf("the line of message %d is erased, and has content", l.Seq)
 		}
-		return &Message{Seq: l.Seq, erased: l.Erased}, l.MessageHash, nil
+		return &Message{Seq: l.Seq, erased: l.Erased}, *l.MessageHash, nil
 	}
 	m := &Message{Seq: l.Seq, Time: l.Time, Subject: l.Subject, Header: l.Headers, Data: l.DataRaw}
 	if l.Data != nil {
@@ -167,8 +175,9 @@ func parseLine(text []byte) (*Message, Hash, error) {
 			return nil, Hash{}, fmt.Errorf("the line of message %d: %w", l.Seq, err)
 		}
 	}
-	if m.Hash() != l.MessageHash {
+	h := m.Hash()
+	if l.MessageHash != nil && h != *l.MessageHash {
 		return nil, Hash{}, fmt.Errorf("the line of message %d does not have its hash", l.Seq)
 	}
-	return m, l.MessageHash, nil
+	return m, h, nil
 }
