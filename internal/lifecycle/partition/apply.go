@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -121,12 +122,45 @@ func (m *Manager) begin(ctx context.Context) error {
 	return err
 }
 
+// A process that has the advisory lock, or locks of a transaction, tells PostgreSQL so often that it is there.
+// PostgreSQL ends the session of one that was silent for longer than that: it was stopped, or is cut off, and
+// its locks would keep everybody from the partition.
+const (
+	beat   = 15 * time.Second
+	silent = time.Minute
+)
+
+// away runs do, which takes its time and does not use the connection, and says meanwhile that this process is
+// there.
+func (m *Manager) away(ctx context.Context, do func() error) error {
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer crash.Guard()
+		defer close(ended)
+		tick := time.NewTicker(cmp.Or(m.cfg.beat, beat))
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				_ = m.conn.Ping(ctx) // if this fails, the next statement finds the connection broken
+			}
+		}
+	}()
+	defer func() {
+		close(stop)
+		<-ended
+	}()
+	return do()
+}
+
 // alone takes the advisory lock.
 func (m *Manager) alone(ctx context.Context) error {
-	_, err := m.conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = '%dms'",
-		cmp.Or(m.cfg.LockTimeout, lockTimeout).Milliseconds()))
+	_, err := m.conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d; SET idle_session_timeout = %d",
+		cmp.Or(m.cfg.LockTimeout, lockTimeout).Milliseconds(), silent.Milliseconds()))
 	if err != nil {
-		return fmt.Errorf("set lock_timeout: %w", err)
+		return fmt.Errorf("limit how long the outbox may be locked: %w", err)
 	}
 	// a process that was killed a moment ago may still hold it
 	_, err = m.conn.Exec(ctx, "SELECT pg_advisory_lock($1::int, $2::oid::int8::bit(32)::int)",
@@ -154,17 +188,12 @@ func (m *Manager) alone(ctx context.Context) error {
 
 // end lets the next run begin at once. Where this fails, the end of the connection does it.
 func (m *Manager) end(ctx context.Context) {
-	_, _ = m.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
+	_, _ = m.conn.Exec(ctx, "SELECT pg_advisory_unlock_all(); RESET idle_session_timeout")
 }
-
-// idleTimeout is how long a transaction waits for this process, which reads stream and archive within it, or
-// may have been stopped: its locks keep everybody from the partition.
-const idleTimeout = 5 * time.Minute
 
 // inTx runs do in a transaction.
 func (m *Manager) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
-	begin := fmt.Sprintf("BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d",
-		cmp.Or(m.cfg.IdleTimeout, idleTimeout).Milliseconds())
+	begin := fmt.Sprintf("BEGIN; SET LOCAL idle_in_transaction_session_timeout = %d", silent.Milliseconds())
 	return pgx.BeginTxFunc(ctx, m.conn, pgx.TxOptions{BeginQuery: begin}, do)
 }
 

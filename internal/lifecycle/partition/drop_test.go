@@ -536,28 +536,71 @@ func (w *world) terminate(pid string) {
 	})
 }
 
-// TestAStoppedDropLetsItsLockGo: PostgreSQL ends the transaction of a process that is stopped in the middle
-// of a drop, so that a repair can read the partition.
+// TestAStoppedDropLetsItsLockGo: PostgreSQL ends the session of a process that is stopped in the middle of a
+// drop, so that a repair can read the partition, and another run goes on.
 func TestAStoppedDropLetsItsLockGo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)
 	w.insert(0, 5, true)
 	w.apply()
 	w.confirm(w.Slot)
-	w.cfg.IdleTimeout = 100 * time.Millisecond
+	var m *Manager
+	show := func(setting string) (value string) {
+		must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SHOW "+setting).Scan(&value))
+		return value
+	}
+	stopped := false
 	w.o.Hit = func(point string) {
 		if point == "partition.dropping" {
+			stopped = true
+			for _, setting := range []string{"idle_session_timeout", "idle_in_transaction_session_timeout"} {
+				if got := show(setting); got != "1min" {
+					t.Errorf("%s is %s", setting, got)
+				}
+			}
+			_, err := m.conn.Exec(outboxdb.Within(t), // a minute is too long here
+				"SET LOCAL idle_in_transaction_session_timeout = 1")
+			must.Succeed(t, err)
 			if n := w.Text("SELECT count(*)::text FROM outbox_0"); n != "5" { // it waits for the lock
 				t.Errorf("%s rows", n)
 			}
 		}
 	}
-	if steps, err := w.try(); err == nil || !w.exists(0) {
+	m = w.manager()
+	if steps, err := m.Apply(outboxdb.Within(t)); err == nil || !stopped || !w.exists(0) {
 		t.Fatalf("%+v, %v", steps, err)
 	}
-	w.cfg.IdleTimeout, w.o.Hit = 0, nil
+	w.o.Hit = nil
 	if steps := w.apply(); w.exists(0) {
 		t.Errorf("it stays: %+v", steps)
+	}
+}
+
+// TestADropThatReadsForLongKeepsItsLock: PostgreSQL hears of a process that reads the archive.
+func TestADropThatReadsForLongKeepsItsLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.cfg.beat = time.Millisecond
+	m := w.manager()
+	outside, beats := m.o.Outside, 0
+	m.o.Outside = func(ctx context.Context) (Outside, error) {
+		heard := func() string {
+			return w.Text("SELECT state_change::text FROM pg_stat_activity WHERE pid = $1::text::int AND "+
+				"xact_start IS NOT NULL", fmt.Sprint(m.conn.PgConn().PID()))
+		}
+		if w.Text("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1::text::int AND mode = "+
+			"'AccessExclusiveLock')::text", fmt.Sprint(m.conn.PgConn().PID())) == "true" {
+			before := heard()
+			outboxdb.Eventually(t, "it says that it is there", func() bool { return heard() != before })
+			beats++
+		}
+		return outside(ctx)
+	}
+	if steps, err := m.Apply(outboxdb.Within(t)); err != nil || w.exists(0) || beats != 1 {
+		t.Errorf("%d times within the drop; %+v, %v", beats, steps, err)
 	}
 }
 

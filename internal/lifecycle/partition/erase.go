@@ -86,7 +86,10 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 		if n == 0 && cut.LSN != 0 {
 			return cut, nil
 		}
-		if cut.Seq, err = lastSeq(ctx); err != nil {
+		if err := m.away(ctx, func() (err error) {
+			cut.Seq, err = lastSeq(ctx)
+			return err
+		}); err != nil {
 			return cut, err
 		}
 		var end string

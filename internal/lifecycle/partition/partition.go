@@ -287,11 +287,13 @@ func array(oids []uint32) string {
 // facts reads what a decision is made from.
 func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) {
 	f := &Facts{}
-	outside, err := m.o.Outside(ctx)
+	err := m.away(ctx, func() (err error) {
+		f.Outside, err = m.o.Outside(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	f.Outside = outside
 	f.Stream.Created = f.Stream.Created.Truncate(time.Microsecond) // as PostgreSQL keeps it
 	var wal string
 	err = q.QueryRow(ctx, `SELECT clock_timestamp(), pg_current_wal_insert_lsn()::text,

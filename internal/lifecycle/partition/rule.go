@@ -28,12 +28,13 @@ type Config struct {
 
 	OtherSlots  []string      // slots that do not count
 	LockTimeout time.Duration // how long a lock on the outbox is waited for each time; 0: 2 s
-	IdleTimeout time.Duration // how long PostgreSQL waits for this process in a transaction; 0: 5 min
 	Archive     bool          // there is one; Keep does not count then, if all rows go to this stream
 
 	// Own is the condition of the rows that go to this stream; "": all do. The others go to streams, and
 	// archives, that nothing is known of here.
 	Own string
+
+	beat time.Duration // 0: the constant
 }
 
 // Slot is a slot that reads rows from the database.

@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // waits looks that what it is waited for stays through some more rounds of outflow maintain.
@@ -125,6 +126,37 @@ func TestOneOfTwoMaintainsSleepsBetweenArchiveAndDrop(t *testing.T) {
 		t.Errorf("%d rows of the other table", got)
 	}
 	harness.AwaitMessages(t, r.JS, r.Stream, ends(r.Installation))
+	r.MustStop(t)
+}
+
+// TestAMaintainThatIsStoppedInADropIsOutlived: the partition is locked, and to be dropped by a transaction
+// that does not end. PostgreSQL ends it, nothing is dropped by that, and another one that had stood by
+// verifies and drops the partition. The one that was stopped stands by when it wakes up.
+func TestAMaintainThatIsStoppedInADropIsOutlived(t *testing.T) {
+	t.Parallel()
+	tier.OnlyLong(t, "it waits for a minute")
+	r := newMaintained(t, "frozen")
+	frozen := r.maintain("OUTFLOW_FAILPOINT=stop.partition.dropping:1")
+	harness.Eventually(t, "it is stopped in a drop", func() error {
+		r.beat()
+		if !frozen.stopped() {
+			return errors.New(frozen.log.String())
+		}
+		return nil
+	}, frozen.child)
+	if n := harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = "+
+		"'dropped'"); n != 0 {
+		t.Fatalf("%d are dropped", n)
+	}
+	second := r.maintain()
+	second.says("standing by")
+	r.goes(second)
+	harness.Must(t, frozen.child.Signal(syscall.SIGCONT))
+	frozen.says("standing by")
+	r.day(10)
+	r.goes(second)
+	harness.AwaitMessages(t, r.JS, r.Stream, ends(r.Installation))
+	r.MustRun("archive", "verify")
 	r.MustStop(t)
 }
 
