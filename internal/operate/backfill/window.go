@@ -137,6 +137,19 @@ func (w *Window) ReadBack(ctx context.Context) error {
 	return err
 }
 
+// Landed counts those of its messages that are in the stream, which ends at last, over other connections than
+// those that it was published by and that may have lost its acknowledgements.
+func (w *Window) Landed(ctx context.Context, l *Conns, last uint64) (n uint64, err error) {
+	err = l.Messages(ctx, w.Place.Seq+1, last, func(m Message) error {
+		h, err := outbox.ParseHeader(m.Header)
+		if err == nil && h.Pos.LSN == w.Place.Due && h.Pos.Index-w.Index < uint32(w.Of) {
+			n++
+		}
+		return nil
+	})
+	return n, err
+}
+
 // writer publishes, and waits while too much is in flight.
 type writer struct {
 	pub     *sink.Publisher

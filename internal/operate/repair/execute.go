@@ -33,13 +33,20 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	if err != nil {
 		return err
 	}
+	if r.window != nil { // its acknowledgements may have been lost
+		n, err := r.window.Landed(ctx, l, rd.Stream.LastSeq)
+		if err != nil {
+			return err
+		}
+		r.landed, r.window = r.landed+n, nil
+	}
 	f, err := r.evaluate(ctx, l, rd)
 	if err != nil {
 		return err
 	}
 	switch {
 	case f.code == "":
-		r.rep.done(0)
+		r.rep.done(r.landed)
 		return nil
 	case f.code != confirmed.code || f.cause() != confirmed.cause():
 		return fmt.Errorf("now %s is found, no more %s", f.cause(), confirmed.cause())
@@ -93,7 +100,7 @@ func (r *repair) writeRecord(ctx context.Context, l *backfill.Conns, f *finding,
 	if _, err := conns.SaveRecord(ctx, l.Store, p.record, f.Revision); err != nil {
 		return err
 	}
-	r.rep.done(0)
+	r.rep.done(r.landed)
 	progress.Step(ctx, "checkpoint record: written")
 	return nil
 }
@@ -240,10 +247,11 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 // publishMissing publishes what is missing, waits until it is durable, and finishes the record.
 func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan,
 	rec *checkpoint.Record) error {
-	w := r.window(l, s)
+	w := r.makeWindow(l, s)
 	if w.Of > 0 {
 		progress.Step(ctx, "publishing %d events", w.Of)
 	}
+	r.window = w
 	published, err := w.Publish(ctx)
 	if err != nil {
 		return err
@@ -266,7 +274,7 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	if err := l.Finish(ctx, rec, f.Revision, place, newest); err != nil {
 		return err
 	}
-	r.rep.done(published)
+	r.rep.done(r.landed + published)
 	progress.Step(ctx, "checkpoint record: written, outflow goes on from %v at sequence %d", place.Due,
 		place.Seq)
 	return nil

@@ -56,6 +56,8 @@ type Options struct {
 	AcceptLoss string
 
 	DespiteErasure bool // publish rows although an erasure has not finished, or is not known any more
+
+	sent func() // called after each row that was handed to the publisher, for tests; nil: nothing is
 }
 
 // attempts is how often a repair is tried while connections are lost or somebody else publishes.
@@ -68,6 +70,9 @@ type repair struct {
 	rep *Report
 
 	renewed bool // the stream has a new ingress, which no other process knows
+
+	landed uint64           // how many events earlier attempts have published
+	window *backfill.Window // of the attempt before, as long as nobody has looked what became of it
 }
 
 // Run diagnoses, and repairs what o.Accept names. If a gap is left, the error is its fault, and the report

@@ -7,8 +7,8 @@ import (
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
-// window is the window that the missing rows are published as.
-func (r *repair) window(l *backfill.Conns, s *scan) *backfill.Window {
+// makeWindow makes the window that the missing rows are published as.
+func (r *repair) makeWindow(l *backfill.Conns, s *scan) *backfill.Window {
 	of := s.counts[missing]
 	return &backfill.Window{
 		Conns: l, Snapshot: s.snap,
@@ -19,5 +19,6 @@ func (r *repair) window(l *backfill.Conns, s *scan) *backfill.Window {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing
 		},
+		Sent: r.o.sent,
 	}
 }
