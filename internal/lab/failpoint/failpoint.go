@@ -48,6 +48,7 @@
 //
 // Those of outflow archive run:
 //
+//	archive.message                 a message was read
 //	archive.begin, .written         before and after a segment's messages are written
 //	archive.verified, .manifest     they were read back; the manifest is there
 //
@@ -115,7 +116,7 @@ var steps = []string{
 	"partition.made", "partition.attached", "partition.detaching", "partition.detached", "partition.sealing",
 	"partition.sealed", "partition.durable", "partition.archived", "partition.compared", "partition.verified",
 	"partition.dropping", "partition.dropped", "partition.deleted",
-	"archive.begin", "archive.written", "archive.verified", "archive.manifest",
+	"archive.message", "archive.begin", "archive.written", "archive.verified", "archive.manifest",
 	"rows.written", "restore.made", "restore.message", "restore.published", "restore.purged",
 	"stream.verified", "stream.checked", "stream.purged",
 	"erase.begun", "erase.notified", "erase.rows", "erase.detached", "erase.deleted", "erase.cut",

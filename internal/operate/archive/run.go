@@ -88,6 +88,14 @@ func (s Segment) String() string {
 // that takes longer to write a segment gets another one: retention takes nothing that is not archived.
 const inactive = 30 * time.Second
 
+// What a run has read when it is stopped makes a segment if it is at least that part of archive.segment_size:
+// so a process that is stopped again and again gets on, and makes so many times as many segments at most. All
+// else is read again by the next run. It has this long to write one.
+const (
+	stopShare = 16
+	stopTime  = 20 * time.Second
+)
+
 // open opens the store of the settings.
 func open(ctx context.Context, cfg config.Config) (archive.Store, error) {
 	if cfg.Archive.URL == "" {
@@ -110,6 +118,7 @@ type command struct {
 	system   string     // of complete
 	timeline uint32     // of complete
 	report   *Report
+	stop     <-chan struct{} // the run is to end
 }
 
 // Run archives what is confirmed. The report is nil only where nothing could be found out.
@@ -131,8 +140,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer conn.Close()
+	c := &command{cfg: cfg, o: o, api: conn.API(), stop: ctx.Done()}
 	ctx, lost := conns.WhileConnected(ctx, conn)
-	c := &command{cfg: cfg, o: o, api: conn.API()}
 	err = c.run(ctx, store, conn, log)
 	if waits := c.waits(ctx); err == nil {
 		err = waits
@@ -268,7 +277,7 @@ func (c *command) pass(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	end := func(last uint64) error {
+	end := func(ctx context.Context, last uint64) error {
 		var complete outbox.LSN
 		if last == c.to {
 			complete = c.complete
@@ -316,7 +325,7 @@ func (c *command) pass(ctx context.Context) error {
 			case len(lost) == 0:
 			case lost[0].From < accept.From || lost[len(lost)-1].To > accept.To:
 				if !s.Empty() {
-					if err := end(s.Next() - 1); err != nil {
+					if err := end(ctx, s.Next()-1); err != nil {
 						return err
 					}
 				}
@@ -329,15 +338,35 @@ func (c *command) pass(ctx context.Context) error {
 			Seq: seq, Time: meta.Timestamp, Subject: m.Subject(), Header: m.Headers(), Data: m.Data(),
 		})
 		if err == nil && (s.Size() >= c.cfg.Archive.SegmentSize || s.Full() || seq == until) {
-			err = end(seq)
+			err = end(ctx, seq)
 		}
-		return err
+		if c.o.Hit != nil {
+			c.o.Hit("archive.message")
+		}
+		return cmp.Or(err, ctx.Err())
 	})
+	if err != nil && c.stopped() && s.Size() >= c.cfg.Archive.SegmentSize/stopShare {
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+		defer cancel()
+		defer progress.Wait(limited, "writing what was read to the archive")()
+		if failed := end(limited, s.Next()-1); failed != nil {
+			return errors.Join(err, failed)
+		}
+	}
 	if err != nil || s.Empty() {
 		return err
 	}
 	if c.o.Now || c.now.Sub(s.First()) >= c.cfg.Archive.SegmentAge {
-		return end(c.to)
+		return end(ctx, c.to)
 	}
 	return nil
+}
+
+func (c *command) stopped() bool {
+	select {
+	case <-c.stop:
+		return true
+	default:
+		return false
+	}
 }

@@ -2,9 +2,11 @@ package archive
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -193,6 +195,43 @@ func TestMessagesThatTheLimitsTookAreAGap(t *testing.T) {
 	w.confirm(28)
 	_, err = w.run(Options{Now: true})
 	w.wantFault(err, archive.CodeGap)
+}
+
+// TestWhatAStoppedRunHasReadMakesASegment if that is large enough. Otherwise nothing is written, and the next
+// run reads it again.
+func TestWhatAStoppedRunHasReadMakesASegment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.cfg.Archive.SegmentSize = 8 << 20
+	random := rand.NewChaCha8([32]byte{})
+	half := make([]byte, 32<<10)
+	for range 30 {
+		_, _ = random.Read(half)
+		_, err := w.js.Publish(t.Context(), "outbox.d", hex.AppendEncode(nil, half))
+		must.Succeed(t, err)
+	}
+	w.confirm(30)
+	for _, c := range []struct{ stopped, archived uint64 }{{5, 0}, {20, 20}, {3, 20}} {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		read := uint64(0)
+		r, err := Run(ctx, w.cfg, slog.New(slog.DiscardHandler), Options{Hit: func(point string) {
+			if point == "archive.message" {
+				if read++; read == c.stopped {
+					stop()
+				}
+			}
+		}})
+		if !errors.Is(err, context.Canceled) || r.Archived != c.archived || read != c.stopped {
+			t.Fatalf("stopped at %d: archived up to %d after %d messages, %v", c.stopped, r.Archived, read, err)
+		}
+	}
+	if r := w.mustRun(Options{Now: true}); r.Archived != 30 || len(r.Segments) != 1 || r.Segments[0].First != 21 {
+		t.Errorf("then: %+v", r)
+	}
+	if got := w.archived(); len(got) != 30 {
+		t.Errorf("archived are %v", got)
+	}
 }
 
 // TestTwoArchiversAtOnceMakeOneArchive: the second one runs while the first one is about to create its

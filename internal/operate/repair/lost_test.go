@@ -76,4 +76,3 @@ func TestWhatWasPublishedIsCountedWithoutAcknowledgements(t *testing.T) {
 		t.Errorf("%d messages, %+v, %v", stored(), report, err)
 	}
 }
-
