@@ -25,6 +25,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -321,7 +322,14 @@ const settled = "SELECT count(*) FROM outbox WHERE doc_id = 'now'"
 // been: no row counts as never published.
 func TestAnErasureReachesDetachedPartitions(t *testing.T) {
 	t.Parallel()
-	r := newRetained(t, pgtest.Server(t), "erasedparts", "ARCHIVE_URL=file://"+t.TempDir())
+	pgtest.Each(t, func(t *testing.T, pg *pgserver.Server) {
+		t.Parallel()
+		anErasureReachesDetachedPartitions(t, pg)
+	})
+}
+
+func anErasureReachesDetachedPartitions(t *testing.T, pg *pgserver.Server) {
+	r := newRetained(t, pg, "erasedparts", "ARCHIVE_URL=file://"+t.TempDir())
 	r.Init()
 	r.Start()
 	r.day(12)
