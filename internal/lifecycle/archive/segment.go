@@ -86,7 +86,9 @@ func (s *Segment) holds(set outbox.Sequences) (all outbox.Sequences) {
 
 // Add appends a message. Sequences that were passed over are missing.
 func (s *Segment) Add(msg *Message) error {
-	err := s.append(msg.Seq, msg.Time.UTC(), func() (Hash, error) { return appendLine(&s.frame, msg, s.m.Version) })
+	err := s.append(msg.Seq, msg.Time.UTC(), func() (Hash, error) {
+		return appendLine(&s.frame, msg, s.m.Version)
+	})
 	if err != nil {
 		return err
 	}

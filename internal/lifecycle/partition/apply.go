@@ -122,9 +122,9 @@ func (m *Manager) begin(ctx context.Context) error {
 	return err
 }
 
-// A process that has the advisory lock, or locks of a transaction, tells PostgreSQL so often that it is there.
-// PostgreSQL ends the session of one that was silent for longer than that: it was stopped, or is cut off, and
-// its locks would keep everybody from the partition.
+// A process that has the advisory lock, or locks of a transaction, tells PostgreSQL so often that it is
+// there. PostgreSQL ends the session of one that was silent for longer than that: it was stopped, or is cut
+// off, and its locks would keep everybody from the partition.
 const (
 	beat   = 15 * time.Second
 	silent = time.Minute

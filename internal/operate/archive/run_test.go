@@ -223,10 +223,12 @@ func TestWhatAStoppedRunHasReadMakesASegment(t *testing.T) {
 			}
 		}})
 		if !errors.Is(err, context.Canceled) || r.Archived != c.archived || read != c.stopped {
-			t.Fatalf("stopped at %d: archived up to %d after %d messages, %v", c.stopped, r.Archived, read, err)
+			t.Fatalf("stopped at %d: archived up to %d after %d messages, %v", c.stopped, r.Archived, read,
+				err)
 		}
 	}
-	if r := w.mustRun(Options{Now: true}); r.Archived != 30 || len(r.Segments) != 1 || r.Segments[0].First != 21 {
+	if r := w.mustRun(Options{Now: true}); r.Archived != 30 || len(r.Segments) != 1 ||
+		r.Segments[0].First != 21 {
 		t.Errorf("then: %+v", r)
 	}
 	if got := w.archived(); len(got) != 30 {
