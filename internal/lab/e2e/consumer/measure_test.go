@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,26 +24,21 @@ func TestTheFiguresOfScalingAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes minutes of an idle machine")
 	t.Run("throughput", func(t *testing.T) {
 		m := newMeasured(t)
-		all := dealt(t, 40_000, 128)
-		harness.StartLoad(t, m.url, all, 8, 0, 1).Wait(t)
-		harness.AwaitMessages(t, harness.JetStream(t, m.nats), m.o.Stream, len(all))
+		all := m.recorded(40_000, 128)
 		for round := range 3 {
 			for _, n := range []int{1, 2, 4, 8} {
-				name := fmt.Sprintf("c%d_%d", n, round)
-				began := time.Now()
-				instances := m.start(name, n)
-				m.await(name, len(all)/2)
-				at := m.progress(name, len(all))
-				m.await(name, len(all))
-				took := time.Since(began)
-				t.Logf(
-					"%d instances: %.0f events/s; halfway the instances stood at %d to %d %% of the stream",
-					n,
-					float64(len(all))/took.Seconds(),
-					at[0],
-					at[len(at)-1],
-				)
-				stop(t, instances...)
+				m.throughput(fmt.Sprintf("c%d_%d", n, round), n, all)
+			}
+		}
+	})
+	// The handlers, and not PostgreSQL, need the processor: a core for each instance.
+	t.Run("cores", func(t *testing.T) {
+		m := newMeasured(t)
+		all := m.recorded(10_000, 128)
+		t.Setenv("GOMAXPROCS", "1")
+		for round := range 3 {
+			for n := 1; n <= runtime.NumCPU() && n <= 16; n *= 2 {
+				m.throughput(fmt.Sprintf("b%d_%d", n, round), n, all, "-work", "2000")
 			}
 		}
 	})
@@ -106,6 +102,30 @@ func (m *measured) start(name string, n int, args ...string) (all []*instance) {
 			"-partitions", "16")...))
 	}
 	return all
+}
+
+// recorded has so many recorded operations in the stream, and returns how many they are. Each recorded
+// document is so many of these.
+func (m *measured) recorded(n, documents int) int {
+	m.t.Helper()
+	all := dealt(m.t, n, documents)
+	harness.StartLoad(m.t, m.url, all, 8, 0, 1).Wait(m.t)
+	harness.AwaitMessages(m.t, harness.JetStream(m.t, m.nats), m.o.Stream, len(all))
+	return len(all)
+}
+
+// throughput starts n instances of a new consumer, and logs how long they take for all events.
+func (m *measured) throughput(name string, n, events int, args ...string) {
+	m.t.Helper()
+	began := time.Now()
+	instances := m.start(name, n, args...)
+	m.await(name, events/2)
+	at := m.progress(name, events)
+	m.await(name, events)
+	took := time.Since(began)
+	m.t.Logf("%d instances: %.0f events/s; halfway the instances stood at %d to %d %% of the stream", n,
+		float64(events)/took.Seconds(), at[0], at[len(at)-1])
+	stop(m.t, instances...)
 }
 
 func stop(t *testing.T, all ...*instance) {

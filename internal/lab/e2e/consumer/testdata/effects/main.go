@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -32,6 +33,7 @@ CREATE TABLE turns (document text PRIMARY KEY, actor text NOT NULL, turns int NO
 
 func main() {
 	var database, server string
+	var work int
 	cfg := consumer.Config{Stream: "OUTBOX"}
 	flag.StringVar(&database, "database", "", "")
 	flag.StringVar(&server, "nats", "", "")
@@ -40,7 +42,11 @@ func main() {
 	flag.IntVar(&cfg.Partitions, "partitions", 8, "")
 	flag.DurationVar(&cfg.Lease, "lease", time.Second, "")
 	flag.DurationVar(&cfg.Timeout, "timeout", 2*time.Second, "")
+	flag.IntVar(&work, "work", 0, "how many kB of hashing an event costs besides its effects")
 	flag.Parse()
+	if work > 0 {
+		cfg.Use = []consumer.Middleware{busy(work)}
+	}
 	if err := run(database, server, cfg); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -97,6 +103,19 @@ func create(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 		}
 		return err
 	})
+}
+
+// busy stands for a handler that needs the processor itself.
+func busy(kilobytes int) consumer.Middleware {
+	return func(next consumer.Handler) consumer.Handler {
+		return func(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
+			h, block := sha256.New(), make([]byte, 1000)
+			for range kilobytes {
+				h.Write(block)
+			}
+			return next(ctx, tx, e)
+		}
+	}
 }
 
 func handle(ctx context.Context, tx pgx.Tx, e *consumer.Event) error {
