@@ -8,19 +8,19 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// Config is what a Buffer starts from: a place, and how the process is set up.
+// Config is what a Buffer starts from: a checkpoint, and how the process is set up.
 type Config struct {
 	Settings relay.Settings // in force at Due
 	// where replication begins: commits at or below are not inputs
 	Start outbox.LSN
-	// The place's due. In gap mode it may lie beyond Start: of the inputs between them only the events of
+	// The checkpoint's due. In gap mode it may lie beyond Start: of the inputs between them only the events of
 	// Holds are outstanding. 0: Start.
 	Due            outbox.LSN
-	PublishedAhead []outbox.Position // the place's: events beyond Due that are in the stream already
-	Holds          []relay.Hold      // the place's
-	// The place's, and the counters of so many messages, the newest first: of all that this outflow made up
-	// to the place. Span is 0 for one that has none. There may be fewer than Remembered if the stream has no
-	// more.
+	PublishedAhead []outbox.Position // the checkpoint's: events beyond Due that are in the stream already
+	Holds          []relay.Hold      // the checkpoint's
+	// The checkpoint's, and the counters of so many messages, the newest first: of all that this outflow made
+	// up to the checkpoint. Span is 0 for one that has none. There may be fewer than Remembered if the stream
+	// has no more.
 	Remembered int
 	Recent     []outbox.Counter
 	Unkeyed    bool // horizon 0 and sort commit are in force whatever the settings say
@@ -40,7 +40,7 @@ type Buffer struct {
 	cfg   Config
 	set   relay.Settings // in force, as read
 	atDue relay.Settings // in force at the last due
-	// events beyond the last due that have left, ascending; shared with places, so never written to
+	// events beyond the last due that have left, ascending; shared with checkpoints, so never written to
 	taken  []outbox.Position
 	newest outbox.LSN // of the last input
 
@@ -103,7 +103,7 @@ type change struct {
 	set relay.Settings
 }
 
-// New returns an empty buffer that goes on from a place.
+// New returns an empty buffer that goes on from a checkpoint.
 func New(cfg Config) *Buffer {
 	if cfg.MaxPublishedAhead == 0 {
 		cfg.MaxPublishedAhead = relay.MaxPublishedAhead

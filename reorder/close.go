@@ -175,7 +175,8 @@ func (b *Buffer) pull(n int, due outbox.LSN, limit int) (pulled []*slot, err err
 	return b.pulled, nil
 }
 
-// take adds pulled events to those taken beyond due. The list is made anew, because places have the old one.
+// take adds pulled events to those taken beyond due. The list is made anew, because checkpoints have the old
+// one.
 func (b *Buffer) take(pulled []*slot, due outbox.LSN) {
 	if len(pulled) == 0 {
 		return

@@ -74,7 +74,7 @@ func TestMessagesThatAreGoneCountAsRemembered(t *testing.T) {
 	}
 	w, err := feed(b, input{relay.Commit{LSN: 12, Kind: relay.Events, Events: 1}, []relay.Event{
 		{Doc: "note", Actor: "ana", Counter: outbox.Counter{First: 9, Span: 1}}}})
-	if err != nil || w == nil || w.Events[0].Counter.Late || w.Place.Remembered != 5 {
+	if err != nil || w == nil || w.Events[0].Counter.Late || w.Checkpoint.Remembered != 5 {
 		t.Errorf("%+v, %v", w, err)
 	}
 }

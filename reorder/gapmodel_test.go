@@ -291,9 +291,9 @@ func (m *gapModel) window(lsn outbox.LSN) *closed {
 	if len(m.out) == 0 {
 		return nil
 	}
-	place, _ := m.place(lsn)
+	cp, _ := m.cp(lsn)
 	return &closed{Due: lsn, Thru: lsn, Of: len(m.out), Sort: outbox.ByGap, Bytes: sizes(m.out),
-		Events: m.out, Place: place}
+		Events: m.out, Checkpoint: cp}
 }
 
 // end gives up everything, the oldest first.
@@ -315,9 +315,9 @@ func (m *gapModel) begin(c relay.Commit) *closed {
 	if len(events) == 0 {
 		return nil
 	}
-	place, _ := m.place(c.LSN)
+	cp, _ := m.cp(c.LSN)
 	return &closed{Due: c.LSN, Thru: c.LSN, Of: len(events), Sort: by, Bytes: sizes(events), Events: events,
-		Place: place}
+		Checkpoint: cp}
 }
 
 func (m *gapModel) change(next relay.Settings, c relay.Commit) {
@@ -333,8 +333,8 @@ func (m *gapModel) change(next relay.Settings, c relay.Commit) {
 	}
 }
 
-// place is the checkpoint behind the last input; none is true if there are too many holds.
-func (m *gapModel) place(due outbox.LSN) (p relay.Checkpoint, none bool) {
+// cp is the checkpoint behind the last input; none is true if there are too many holds.
+func (m *gapModel) cp(due outbox.LSN) (p relay.Checkpoint, none bool) {
 	p = relay.Checkpoint{Due: due, Settings: m.set, Remembered: m.remembered}
 	for q, base := range m.bases {
 		h := relay.Hold{Sequence: q, Cold: base == nil}
@@ -373,7 +373,7 @@ func (m *gapModel) marker(lsn outbox.LSN) (p relay.Checkpoint, ok bool) {
 		}
 		return m.horizon.marker(lsn), true
 	}
-	p, none := m.place(lsn)
+	p, none := m.cp(lsn)
 	return p, !none
 }
 

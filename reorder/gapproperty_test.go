@@ -168,9 +168,9 @@ func (w *gapWriter) add(in input) {
 // gapStart makes a buffer that goes on from a checkpoint.
 func (s *scene) gapStart(c gapPoint, scratch *memScratch) *Buffer {
 	cfg := s.cfg
-	cfg.Settings, cfg.Start, cfg.Due, cfg.PublishedAhead = c.place.Settings, c.place.Start(), c.place.Due,
-		c.place.PublishedAhead
-	cfg.Holds, cfg.Remembered, cfg.Recent, cfg.Scratch = c.place.Holds, c.place.Remembered, c.recent, scratch
+	cfg.Settings, cfg.Start, cfg.Due, cfg.PublishedAhead = c.cp.Settings, c.cp.Start(), c.cp.Due,
+		c.cp.PublishedAhead
+	cfg.Holds, cfg.Remembered, cfg.Recent, cfg.Scratch = c.cp.Holds, c.cp.Remembered, c.recent, scratch
 	b := New(cfg)
 	if s.memory > 0 {
 		b.tune.memory, b.tune.least, b.tune.block, b.tune.fanIn = s.memory, 0, 64, 2+int(s.memory%3)
@@ -183,7 +183,7 @@ func (s *scene) gapStart(c gapPoint, scratch *memScratch) *Buffer {
 
 // gapPoint is a checkpoint with what the stream says of the messages up to it.
 type gapPoint struct {
-	place  relay.Checkpoint
+	cp     relay.Checkpoint
 	made   int // windows up to there
 	recent []outbox.Counter
 }
@@ -194,10 +194,10 @@ type after struct {
 	ok     bool
 }
 
-func (m *gapModel) point(place relay.Checkpoint, windows int) gapPoint {
+func (m *gapModel) point(cp relay.Checkpoint, windows int) gapPoint {
 	recent := slices.Clone(m.made)
 	slices.Reverse(recent)
-	return gapPoint{place, windows, recent}
+	return gapPoint{cp, windows, recent}
 }
 
 // checkGaps holds the buffer's own books against the model.
@@ -253,7 +253,7 @@ func (s *scene) runGap(r *rand.Rand, st *gapStats) (windows []*closed, points []
 	if s.sequence != nil {
 		m.sequence = s.sequence
 	}
-	points = append(points, gapPoint{place: relay.Checkpoint{Settings: s.cfg.Settings}})
+	points = append(points, gapPoint{cp: relay.Checkpoint{Settings: s.cfg.Settings}})
 	b := s.gapStart(points[0], scratch)
 	out := 0
 	for k, in := range s.wal {
@@ -279,8 +279,8 @@ func (s *scene) runGap(r *rand.Rand, st *gapStats) (windows []*closed, points []
 			windows = append(windows, want)
 			out += want.Of
 			st.count(want)
-			if got.Place.Due != 0 {
-				points = append(points, m.point(got.Place, len(windows)))
+			if got.Checkpoint.Due != 0 {
+				points = append(points, m.point(got.Checkpoint, len(windows)))
 			}
 		}
 		if now.ok {
@@ -312,14 +312,14 @@ func (s *scene) resumeGap(c gapPoint, windows []*closed, then []after, whole boo
 	b := s.gapStart(c, scratch)
 	made := c.made
 	for k, in := range s.wal {
-		if in.commit.LSN <= c.place.Start() && !whole {
+		if in.commit.LSN <= c.cp.Start() && !whole {
 			continue // PostgreSQL may send it again or not
 		}
 		got, err := feed(b, in)
 		if err != nil {
 			return err
 		}
-		fresh := in.commit.LSN > c.place.Due || in.cut() && in.commit.LSN == c.place.Due
+		fresh := in.commit.LSN > c.cp.Due || in.cut() && in.commit.LSN == c.cp.Due
 		if fresh && in.commit.Kind != relay.NoInput && b.gapMode() {
 			if p := markerOf(b, in.commit.LSN); !reflect.DeepEqual(p, then[k]) {
 				return fmt.Errorf("behind %v: %+v, want %+v", in.commit.LSN, p, then[k])
@@ -409,7 +409,7 @@ func tryGapModel(seed uint64, st *gapStats) error {
 		}
 		st.resumed++
 		if err := s.resumeGap(c, windows, then, r.IntN(8) == 0); err != nil {
-			return fmt.Errorf("from %+v: %w", c.place, err)
+			return fmt.Errorf("from %+v: %w", c.cp, err)
 		}
 	}
 	return nil

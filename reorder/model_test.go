@@ -34,12 +34,12 @@ func (in *input) cut() bool { return in.commit.Kind == aCut }
 
 // closed is a window in a form that can be compared.
 type closed struct {
-	Due, Thru outbox.LSN
-	Of, Pull  int
-	Sort      outbox.Sort
-	Bytes     int64
-	Events    []relay.Event
-	Place     relay.Checkpoint
+	Due, Thru  outbox.LSN
+	Of, Pull   int
+	Sort       outbox.Sort
+	Bytes      int64
+	Events     []relay.Event
+	Checkpoint relay.Checkpoint
 }
 
 func newModel(c Config) *model {
@@ -166,7 +166,7 @@ func (m *model) close(due, thru outbox.LSN) *closed {
 	}
 	w := &closed{
 		Due: due, Thru: thru, Of: len(take), Pull: len(pulled), Sort: m.inForce().Sort, Bytes: sizes(take),
-		Place: relay.Checkpoint{Due: due, PublishedAhead: slices.Clone(m.taken), Settings: m.atDue},
+		Checkpoint: relay.Checkpoint{Due: due, PublishedAhead: slices.Clone(m.taken), Settings: m.atDue},
 	}
 	w.Events = modelSort(take, w.Sort)
 	return w
@@ -214,7 +214,7 @@ func sizes(events []relay.Event) (n int64) {
 	return n
 }
 
-// marker is the place of a keepalive's marker when nothing is held.
+// marker is the checkpoint of a keepalive's marker when nothing is held.
 func (m *model) marker(lsn outbox.LSN) relay.Checkpoint {
 	beyond := slices.DeleteFunc(slices.Clone(m.taken), func(p outbox.Position) bool { return p.LSN <= lsn })
 	if len(beyond) == 0 {

@@ -179,7 +179,7 @@ func fillValues(r *rand.Rand, e *relay.Event) {
 	}
 }
 
-// start makes a buffer that goes on from a place of the scene.
+// start makes a buffer that goes on from a checkpoint of the scene.
 func (s *scene) start(p relay.Checkpoint, scratch *memScratch) *Buffer {
 	cfg := s.cfg
 	cfg.Settings, cfg.Start, cfg.PublishedAhead, cfg.Scratch = p.Settings, p.Due, p.PublishedAhead, scratch
@@ -211,9 +211,9 @@ func feed(b *Buffer, in input) (*closed, error) {
 		return nil, err
 	}
 	c := &closed{Due: w.Due, Thru: w.Thru, Of: w.Of, Pull: w.Pull, Sort: w.Sort, Bytes: w.Bytes,
-		Place: w.Checkpoint}
-	if c.Place.Due == 0 {
-		c.Place, _ = b.Marker(w.Thru)
+		Checkpoint: w.Checkpoint}
+	if c.Checkpoint.Due == 0 {
+		c.Checkpoint, _ = b.Marker(w.Thru)
 	}
 	for {
 		var e relay.Event
@@ -278,12 +278,12 @@ func checkClean(b *Buffer, scratch *memScratch) error {
 }
 
 type point struct {
-	place relay.Checkpoint
-	made  int // windows up to there
+	cp   relay.Checkpoint
+	made int // windows up to there
 }
 
-// run compares the buffer with the model over the whole scene and returns the windows and every place to go
-// on from.
+// run compares the buffer with the model over the whole scene and returns the windows and every checkpoint to
+// go on from.
 func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, points []point, err error) {
 	scratch := &memScratch{failAfter: -1}
 	first := relay.Checkpoint{Settings: s.cfg.Settings}
@@ -305,7 +305,7 @@ func (s *scene) run(r *rand.Rand, st *stats) (windows []*closed, points []point,
 		if want != nil {
 			windows = append(windows, want)
 			out += want.Of
-			points = append(points, point{got.Place, len(windows)})
+			points = append(points, point{got.Checkpoint, len(windows)})
 			st.count(want)
 			if in.cut() {
 				st.cuts++
@@ -337,18 +337,18 @@ func (s *scene) events() (n int) {
 	return n
 }
 
-// resume goes on from a place and compares what is made with the rest of what the undisturbed run made;
-// whole: with all inputs, also those that are none any more, and beside a model that goes on from the place
-// too.
+// resume goes on from a checkpoint and compares what is made with the rest of what the undisturbed run made;
+// whole: with all inputs, also those that are none any more, and beside a model that goes on from the
+// checkpoint too.
 func (s *scene) resume(c point, windows []*closed, whole bool) error {
 	scratch := &memScratch{failAfter: -1}
-	b := s.start(c.place, scratch)
+	b := s.start(c.cp, scratch)
 	cfg := s.cfg
-	cfg.Settings, cfg.Start, cfg.PublishedAhead = c.place.Settings, c.place.Due, c.place.PublishedAhead
+	cfg.Settings, cfg.Start, cfg.PublishedAhead = c.cp.Settings, c.cp.Due, c.cp.PublishedAhead
 	m := newModel(cfg)
 	made := c.made
 	for _, in := range s.wal {
-		if in.commit.LSN < c.place.Due && !whole {
+		if in.commit.LSN < c.cp.Due && !whole {
 			continue // PostgreSQL may send it again or not
 		}
 		got, err := feed(b, in)
@@ -360,7 +360,7 @@ func (s *scene) resume(c point, windows []*closed, whole bool) error {
 			if err := check(b, m); err != nil {
 				return err
 			}
-			if lsn := in.commit.LSN; len(m.events) == 0 && lsn > c.place.Due {
+			if lsn := in.commit.LSN; len(m.events) == 0 && lsn > c.cp.Due {
 				if p, _ := b.Marker(lsn); !reflect.DeepEqual(p, m.marker(lsn)) {
 					return fmt.Errorf("marker %v: %+v, want %+v", lsn, p, m.marker(lsn))
 				}
@@ -394,14 +394,14 @@ func (st *stats) count(w *closed) {
 	if w.Pull > 0 {
 		st.pulls++
 	}
-	if len(w.Place.PublishedAhead) > 0 {
+	if len(w.Checkpoint.PublishedAhead) > 0 {
 		st.taken++
 	}
 }
 
 // TestTheBufferIsTheModelOfHorizonMode compares the buffer with the obvious model on random WALs, and goes on
-// from the places that either makes (from every one of every eighth WAL): what comes then must be what came
-// without the restart.
+// from the checkpoints that either makes (from every one of every eighth WAL): what comes then must be what
+// came without the restart.
 func TestTheBufferIsTheModelOfHorizonMode(t *testing.T) {
 	t.Parallel()
 	n := *trials
@@ -442,7 +442,7 @@ func tryModel(seed uint64, st *stats) error {
 		}
 		st.resumed++
 		if err := s.resume(c, windows, r.IntN(8) == 0); err != nil {
-			return fmt.Errorf("from place %+v: %w", c.place, err)
+			return fmt.Errorf("from checkpoint %+v: %w", c.cp, err)
 		}
 	}
 	return nil

@@ -38,12 +38,12 @@ func TestEachScriptEndsAsItSays(t *testing.T) {
 // scripted is the state of one script.
 type scripted struct {
 	*script.Script
-	cfg   Config
-	b     *Buffer
-	place relay.Checkpoint
-	wal   []input
-	made  []outbox.Counter // newest first
-	// the place is that of the newest window that has one, and so many messages were made up to it
+	cfg  Config
+	b    *Buffer
+	cp   relay.Checkpoint
+	wal  []input
+	made []outbox.Counter // newest first
+	// the checkpoint is that of the newest window that has one, and so many messages were made up to it
 	upTo int
 }
 
@@ -51,7 +51,7 @@ func (s *scripted) do(verb string, args []string) (err error) {
 	switch verb {
 	case "settings":
 		s.cfg.Settings, err = parseSettings(args)
-		s.place.Settings = s.cfg.Settings
+		s.cp.Settings = s.cfg.Settings
 		return err
 	case "max_taken":
 		s.cfg.MaxPublishedAhead, err = strconv.Atoi(args[0])
@@ -81,18 +81,18 @@ func (s *scripted) do(verb string, args []string) (err error) {
 		}
 		p, ok := s.b.Marker(lsn)
 		if !ok {
-			s.Out.WriteString("> no place\n")
+			s.Out.WriteString("> no checkpoint\n")
 			return nil
 		}
-		s.place, s.upTo = p, len(s.made)
-		s.printPlace()
+		s.cp, s.upTo = p, len(s.made)
+		s.printCheckpoint()
 		return nil
 	case "restart":
 		cfg := s.cfg
-		cfg.Start, cfg.PublishedAhead, cfg.Settings = s.place.Start(), s.place.PublishedAhead,
-			s.place.Settings
+		cfg.Start, cfg.PublishedAhead, cfg.Settings = s.cp.Start(), s.cp.PublishedAhead,
+			s.cp.Settings
 		s.made = s.made[len(s.made)-s.upTo:]
-		cfg.Due, cfg.Holds, cfg.Remembered, cfg.Recent = s.place.Due, s.place.Holds, s.place.Remembered,
+		cfg.Due, cfg.Holds, cfg.Remembered, cfg.Recent = s.cp.Due, s.cp.Holds, s.cp.Remembered,
 			s.made
 		s.b = New(cfg)
 		fmt.Fprintf(&s.Out, "> from %v\n", cfg.Start)
@@ -207,24 +207,24 @@ func (s *scripted) feed(in input) error {
 		fmt.Fprintf(&s.Out, ">   %-8v %s/%s/%s%s\n", e.Pos, e.Doc, e.Actor, e.Key, late)
 		s.made = slices.Insert(s.made, 0, e.Counter)
 	}
-	if w.Place.Due == 0 {
-		s.Out.WriteString("> no place\n")
+	if w.Checkpoint.Due == 0 {
+		s.Out.WriteString("> no checkpoint\n")
 		return nil
 	}
-	s.place, s.upTo = w.Place, len(s.made)
-	s.printPlace()
+	s.cp, s.upTo = w.Checkpoint, len(s.made)
+	s.printCheckpoint()
 	return nil
 }
 
-func (s *scripted) printPlace() {
-	if s.place.Settings.ByGap() {
-		fmt.Fprintf(&s.Out, "> place %v, remembers %d", s.place.Due, s.place.Remembered)
-		for _, h := range s.place.Holds {
+func (s *scripted) printCheckpoint() {
+	if s.cp.Settings.ByGap() {
+		fmt.Fprintf(&s.Out, "> checkpoint %v, remembers %d", s.cp.Due, s.cp.Remembered)
+		for _, h := range s.cp.Holds {
 			text, _ := h.MarshalText()
 			fmt.Fprintf(&s.Out, ", holds %s", text)
 		}
 		s.Out.WriteString("\n")
 		return
 	}
-	fmt.Fprintf(&s.Out, "> place %v, taken %v, %v\n", s.place.Due, s.place.PublishedAhead, s.place.Settings)
+	fmt.Fprintf(&s.Out, "> checkpoint %v, taken %v, %v\n", s.cp.Due, s.cp.PublishedAhead, s.cp.Settings)
 }

@@ -79,7 +79,7 @@ func (r *Readings) AwaitDurable(
 // run goes on from that checkpoint, the only one. The stream must end there, with its newest message at
 // newest, and nobody may hold the slot. It opens new connections, because publishing and sink.durable_after
 // may have taken longer than a server keeps an idle connection.
-func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, place relay.Checkpoint,
+func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, cp relay.Checkpoint,
 	newest uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
@@ -94,14 +94,14 @@ func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 	switch {
 	case rd.Slot.Active:
 		return slotHeld(l.cfg.Slot, rd.Slot)
-	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != place.Seq ||
+	case !rd.Stream.Exists || !rd.Stream.Created.Equal(rec.Created) || rd.Stream.LastSeq != cp.Seq ||
 		rd.Stream.NewestSeq != newest:
 		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq,
-			rd.Stream.NewestSeq, place.Seq)
+			rd.Stream.NewestSeq, cp.Seq)
 	}
 	done := *rec
-	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", place.Seq, nil, table
-	done.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: place, Since: time.Now().UTC()}}
+	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", cp.Seq, nil, table
+	done.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: cp, Since: time.Now().UTC()}}
 	rd.Record = &done
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
 		return err

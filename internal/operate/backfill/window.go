@@ -24,7 +24,7 @@ type Window struct {
 	Index uint32 // of the first event
 	// From its Due on the WAL brings what follows; its Seq is the stream's last sequence before the window.
 	// What it remembers does not count.
-	Place relay.Checkpoint
+	Checkpoint relay.Checkpoint
 
 	Wanted func(*relay.Event) bool // which rows of the query are published; nil: all
 	Sent   func()                  // called after each row that was handed to the publisher; may be nil
@@ -33,9 +33,9 @@ type Window struct {
 	done   uint64
 }
 
-// After is the place behind what was published.
+// After is the checkpoint behind what was published.
 func (w *Window) After() relay.Checkpoint {
-	p := w.Place
+	p := w.Checkpoint
 	p.Seq += w.done
 	p.Remembered = w.memory.count()
 	return p
@@ -45,7 +45,7 @@ func (w *Window) After() relay.Checkpoint {
 // which must be Of. A fault of class Poison names a row that can't be published; all rows before it are
 // acknowledged then.
 func (w *Window) Publish(ctx context.Context) (uint64, error) {
-	l, q, at := w.Conns, w.Query, w.Place
+	l, q, at := w.Conns, w.Query, w.Checkpoint
 	if at.Settings.ByGap() {
 		var err error
 		if w.memory, err = l.remember(ctx, at.Seq, at.Settings.Gap.Memory); err != nil {
@@ -121,9 +121,9 @@ func (w *Window) ReadBack(ctx context.Context) error {
 		return nil
 	}
 	n, wrong := uint64(0), uint64(0)
-	err := w.Conns.Messages(ctx, w.Place.Seq+1, w.Place.Seq+w.done, func(m Message) error {
+	err := w.Conns.Messages(ctx, w.Checkpoint.Seq+1, w.Checkpoint.Seq+w.done, func(m Message) error {
 		h, err := outbox.ParseHeader(m.Header)
-		if (err != nil || h.Pos != outbox.Position{LSN: w.Place.Due, Index: w.Index + uint32(n)}) &&
+		if (err != nil || h.Pos != outbox.Position{LSN: w.Checkpoint.Due, Index: w.Index + uint32(n)}) &&
 			wrong == 0 {
 			wrong = m.Seq
 		}
@@ -140,9 +140,9 @@ func (w *Window) ReadBack(ctx context.Context) error {
 // Landed counts those of its messages that are in the stream, which ends at last, over other connections than
 // those that it was published by and that may have lost its acknowledgements.
 func (w *Window) Landed(ctx context.Context, l *Conns, last uint64) (n uint64, err error) {
-	err = l.Messages(ctx, w.Place.Seq+1, last, func(m Message) error {
+	err = l.Messages(ctx, w.Checkpoint.Seq+1, last, func(m Message) error {
 		h, err := outbox.ParseHeader(m.Header)
-		if err == nil && h.Pos.LSN == w.Place.Due && h.Pos.Index-w.Index < uint32(w.Of) {
+		if err == nil && h.Pos.LSN == w.Checkpoint.Due && h.Pos.Index-w.Index < uint32(w.Of) {
 			n++
 		}
 		return nil

@@ -36,7 +36,7 @@ type inspector struct {
 	out     *bufio.Writer
 	payload bool
 	source  relay.Source
-	place   relay.Checkpoint
+	cp      relay.Checkpoint
 	events  []relay.Event // of the present transaction
 	commits int
 	windows int
@@ -48,10 +48,10 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	if err != nil {
 		return err
 	}
-	place, recent, source := start(ctx, cfg, layout, log)
-	i := &inspector{out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, place: place}
-	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, place.Due, source, place.Settings)
-	held, bytes, err := slotread.Order(ctx, cfg, layout, place, recent, o.Limit, log, i.result, i.window)
+	cp, recent, source := start(ctx, cfg, layout, log)
+	i := &inspector{out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, cp: cp}
+	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, cp.Due, source, cp.Settings)
+	held, bytes, err := slotread.Order(ctx, cfg, layout, cp, recent, o.Limit, log, i.result, i.window)
 	if err != nil {
 		return err
 	}
@@ -63,26 +63,26 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 // start returns the checkpoint that ordering starts from and what gap mode remembers there, and says where it
 // was found. The layout follows the record.
 func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (
-	place relay.Checkpoint, recent []outbox.Counter, source string) {
-	place = relay.Checkpoint{Settings: cfg.Reorder.Settings()}
+	cp relay.Checkpoint, recent []outbox.Counter, source string) {
+	cp = relay.Checkpoint{Settings: cfg.Reorder.Settings()}
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	sc, err := wiring.Sink(cfg, layout, log)
 	if err != nil {
-		return place, nil, "no checkpoint record: " + err.Error()
+		return cp, nil, "no checkpoint record: " + err.Error()
 	}
 	conn, err := wiring.Connect(ctx, cfg, sc)
 	if err != nil {
-		return place, nil, "no checkpoint record: " + err.Error()
+		return cp, nil, "no checkpoint record: " + err.Error()
 	}
 	defer conn.Close()
 	rec, _, err := wiring.Store(cfg, conn).Load(ctx)
 	switch {
 	case err != nil:
-		return place, nil, "no checkpoint record: " + err.Error()
+		return cp, nil, "no checkpoint record: " + err.Error()
 	case rec == nil || len(rec.Checkpoints) == 0:
-		return place, nil, "no checkpoint record"
+		return cp, nil, "no checkpoint record"
 	}
 	layout.Follow(cfg, rec)
 	newest := rec.Checkpoints[len(rec.Checkpoints)-1]
@@ -118,10 +118,10 @@ func (i *inspector) commit(c *relay.Commit) {
 		i.commits++
 		before := ""
 		switch {
-		case c.LSN <= i.place.Start():
+		case c.LSN <= i.cp.Start():
 			before = "  (at or below the start: no input)"
-		case c.LSN <= i.place.Due:
-			before = "  (at or below the place: published, but for what gap mode holds back)"
+		case c.LSN <= i.cp.Due:
+			before = "  (at or below the checkpoint: published, but for what gap mode holds back)"
 		}
 		fmt.Fprintf(i.out, "commit %v  %s  %d events%s\n", c.LSN, at, c.Events, before)
 		for n := range i.events {

@@ -22,17 +22,17 @@ const firstLook = 4096
 // due; its sequence is that of the last message whose due is not beyond it. The WAL behind it must then make
 // exactly the messages that follow.
 func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
-	place := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(),
+	cp := relay.Checkpoint{Due: f.Slot.Confirmed, Settings: l.Settings(),
 		Timeline: f.Server.History.At(f.Slot.Confirmed)}
-	if place.Settings.ByGap() {
+	if cp.Settings.ByGap() {
 		return nil, r.inGapMode(f)
 	}
-	why, err := r.locate(ctx, l, f, &place)
-	if err == nil && place.Settings.ByGap() {
+	why, err := r.locate(ctx, l, f, &cp)
+	if err == nil && cp.Settings.ByGap() {
 		return nil, r.inGapMode(f)
 	}
 	if err == nil && why == "" {
-		why, err = r.compareWithWAL(ctx, l, f, place)
+		why, err = r.compareWithWAL(ctx, l, f, cp)
 	}
 	if err != nil {
 		return nil, err
@@ -49,15 +49,15 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 		}
 	}
 	rec := l.NewRecord(f.Readings)
-	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: place, Since: time.Now().UTC()}}
+	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: cp, Since: time.Now().UTC()}}
 	rd := f.Readings
 	rd.Record = rec
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {
 		return nil, err
 	}
 	return &plan{mode: modeRecord, record: rec, why: fmt.Sprintf("the headers of the stream and the WAL "+
-		"behind %v agree: the record can be made from them, with the place %v = sequence %d",
-		place.Due, place.Due, place.Seq)}, nil
+		"behind %v agree: the record can be made from them, with the checkpoint %v = sequence %d",
+		cp.Due, cp.Due, cp.Seq)}, nil
 }
 
 // inGapMode is the fault of a record of gap mode: the headers of the stream don't say which events a
@@ -105,7 +105,7 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*p
 // locate finds the checkpoint's sequence and the events published ahead of it. why says why they can't be
 // found.
 func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding,
-	place *relay.Checkpoint) (why string, err error) {
+	cp *relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
 	if end == 0 {
 		return "no message can be read", nil
@@ -115,7 +115,7 @@ func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding,
 		if end > look {
 			from = end - look
 		}
-		why, enough, err := r.locateFrom(ctx, l, f, from, end, place)
+		why, enough, err := r.locateFrom(ctx, l, f, from, end, cp)
 		if err != nil || enough || from == 1 || why != "" {
 			return why, err
 		}
@@ -125,13 +125,13 @@ func (r *repair) locate(ctx context.Context, l *backfill.Conns, f *finding,
 // locateFrom reads from a sequence on. enough says that the first message and its whole window lie before the
 // checkpoint: then so does everything before it.
 func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, f *finding, from, end uint64,
-	place *relay.Checkpoint) (why string, enough bool, err error) {
+	cp *relay.Checkpoint) (why string, enough bool, err error) {
 	var first, before uint64
 	var taken, maybe []outbox.Position
 	err = l.Messages(ctx, from, end, func(m backfill.Message) error {
 		switch {
 		case m.Cut == nil:
-		case m.Cut.LSN <= place.Due:
+		case m.Cut.LSN <= cp.Due:
 			before = m.Seq
 			return nil
 		default:
@@ -146,15 +146,15 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, f *finding, 
 		}
 		if first == 0 {
 			first = m.Seq
-			enough = h.Thru <= place.Due && !h.Pos.Repaired()
+			enough = h.Thru <= cp.Due && !h.Pos.Repaired()
 		}
-		if !h.Pos.Repaired() || !place.Settings.ByGap() { // repairs and snapshots don't sort by gaps
-			place.Settings.Sort = h.Sort
+		if !h.Pos.Repaired() || !cp.Settings.ByGap() { // repairs and snapshots don't sort by gaps
+			cp.Settings.Sort = h.Sort
 		}
-		if h.Pos.LSN > place.Due {
+		if h.Pos.LSN > cp.Due {
 			maybe = append(maybe, h.Pos)
 		}
-		if h.Due <= place.Due {
+		if h.Due <= cp.Due {
 			before = m.Seq
 			taken = append(taken, maybe...)
 			maybe = maybe[:0]
@@ -168,17 +168,17 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, f *finding, 
 	}
 	if before == 0 && first > 1 && from == 1 {
 		return fmt.Sprintf("its messages up to %d, and with them those up to the confirmed LSN %v, are not "+
-			"there any more", first-1, place.Due), false, nil
+			"there any more", first-1, cp.Due), false, nil
 	}
 	if len(taken) > relay.MaxPublishedAhead {
-		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), place.Due, before),
+		return fmt.Sprintf("%d events beyond %v stand before message %d", len(taken), cp.Due, before),
 			false, nil
 	}
 	for f.Stream.Erased.Has(before + 1) { // only what is confirmed is erased
 		before++
 	}
 	slices.SortFunc(taken, outbox.Position.Compare)
-	place.Seq, place.PublishedAhead = before, taken
+	cp.Seq, cp.PublishedAhead = before, taken
 	return why, enough, nil
 }
 
@@ -188,9 +188,9 @@ var errCompared = errors.New("compared")
 // compareWithWAL makes the messages behind the checkpoint from the WAL and compares them with those in the
 // stream. why says how they differ.
 func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *finding,
-	place relay.Checkpoint) (why string, err error) {
+	cp relay.Checkpoint) (why string, err error) {
 	end := f.Stream.NewestSeq
-	if place.Seq >= end {
+	if cp.Seq >= end {
 		return "", nil
 	}
 	// The stream is read by a goroutine of its own: both sides are long and come in order.
@@ -204,7 +204,7 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	go func() {
 		defer crash.Guard()
 		defer close(messages)
-		ended <- l.Messages(ctx, place.Seq+1, end, func(m backfill.Message) error {
+		ended <- l.Messages(ctx, cp.Seq+1, end, func(m backfill.Message) error {
 			h, err := outbox.ParseHeader(m.Header)
 			if err != nil {
 				return err
@@ -217,9 +217,9 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 			}
 		})
 	}()
-	seq := place.Seq
+	seq := cp.Seq
 	var next read
-	err = r.wouldPublish(ctx, l, place, nil, f.Server.History, func(outbox.LSN) error { return nil },
+	err = r.wouldPublish(ctx, l, cp, nil, f.Server.History, func(outbox.LSN) error { return nil },
 		func(h *outbox.Header) error {
 			seq++
 			if next.seq < seq {
@@ -229,7 +229,7 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 				}
 			}
 			if next.seq == seq && !next.h.Same(h) {
-				why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, place.Due,
+				why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, cp.Due,
 					h)
 				return errCompared
 			}
@@ -248,6 +248,6 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	case err != nil:
 		return "", err
 	}
-	return fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", place.Due, seq-place.Seq,
-		end-place.Seq), nil
+	return fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", cp.Due, seq-cp.Seq,
+		end-cp.Seq), nil
 }

@@ -83,11 +83,11 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	defer snap.Close()
 	slot.Close()
 	s.o.Hit("snapshot.taken")
-	place, err := s.place(ctx, l, rd, slot.At)
+	cp, err := s.checkpointAt(ctx, l, rd, slot.At)
 	if err != nil {
 		return err
 	}
-	w, err := s.window(ctx, l, snap, place)
+	w, err := s.window(ctx, l, snap, cp)
 	if err != nil {
 		return err
 	}
@@ -101,13 +101,13 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	snap.Close()
 	lock.Close()
 	if published > 0 {
-		s.rep.First, s.rep.Last = place.Seq+1, place.Seq+published
+		s.rep.First, s.rep.Last = cp.Seq+1, cp.Seq+published
 		progress.Step(ctx, "%d rows: published in %.1f s, sequences %d to %d; reading them back", published,
 			s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
 	last := rd.Stream.NewestSeq
-	if place = w.After(); published > 0 {
-		last = place.Seq
+	if cp = w.After(); published > 0 {
+		last = cp.Seq
 	}
 	if err := w.ReadBack(ctx); err != nil {
 		return err
@@ -117,14 +117,14 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 		return err
 	}
 	s.o.Hit("snapshot.durable")
-	return s.finish(ctx, l, rd, place, last)
+	return s.finish(ctx, l, rd, cp, last)
 }
 
 // finish records that the snapshot is complete: outflow run goes on from the checkpoint, behind the stream's
 // newest message.
 func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
-	place relay.Checkpoint, newest uint64) error {
-	err := l.Finish(ctx, rd.Record, rd.Revision, place, newest)
+	cp relay.Checkpoint, newest uint64) error {
+	err := l.Finish(ctx, rd.Record, rd.Revision, cp, newest)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
 		err = fmt.Errorf("somebody else changed what was made: %s", f.Message)
 	}
@@ -133,8 +133,8 @@ func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.R
 	}
 	s.o.Hit("snapshot.finished")
 	s.rep.Finished = true
-	progress.Step(ctx, "checkpoint record: made, outflow run goes on from %v behind sequence %d", place.Due,
-		place.Seq)
+	progress.Step(ctx, "checkpoint record: made, outflow run goes on from %v behind sequence %d", cp.Due,
+		cp.Seq)
 	return nil
 }
 
@@ -233,8 +233,8 @@ func (s *snapshot) checkStillOurs(ctx context.Context, l *backfill.Conns) error 
 	return err
 }
 
-// place is the checkpoint at the beginning of the slot, behind what the stream has.
-func (s *snapshot) place(ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
+// checkpointAt is the checkpoint at the beginning of the slot, behind what the stream has.
+func (s *snapshot) checkpointAt(ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
 	at outbox.LSN) (relay.Checkpoint, error) {
 	now, err := l.Read(ctx)
 	if err != nil {
@@ -252,7 +252,7 @@ func (s *snapshot) place(ctx context.Context, l *backfill.Conns, rd *backfill.Re
 
 // window prepares the window to publish: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, place relay.Checkpoint,
+	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, cp relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
 	defer progress.Wait(ctx, "PostgreSQL looks through table "+s.rep.Table)()
@@ -293,7 +293,7 @@ func (s *snapshot) window(
 	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
 	return &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
-		Place: place, Index: outbox.RepairedIndex,
+		Checkpoint: cp, Index: outbox.RepairedIndex,
 		Wanted: func(e *relay.Event) bool { return !back.Has(e.ID) },
 		Sent:   func() { s.o.Hit("snapshot.row") },
 	}, nil
