@@ -74,13 +74,13 @@ type demo struct {
 	pg       *pgserver.Server // nil: somebody else's
 	database string           // ours, on somebody else's
 	pgURL    string
-	lanes    []*lane
+	modes    []*mode
 	truth    *oracle.Reader // of the WAL; nil before its slot is made
 	screen   *screen
 }
 
-// lane is one ordering mode: Outflow with a slot, and a NATS server.
-type lane struct {
+// mode is one ordering mode: Outflow with a slot, and a NATS server.
+type mode struct {
 	name      string
 	settings  oracle.Settings
 	environ   []string
@@ -94,13 +94,13 @@ type lane struct {
 	added     []time.Duration // what ordering added to the latency of each message, ascending
 }
 
-// newLanes returns one for each mode. The last one's messages are shown.
-func newLanes(l Load) []*lane {
+// newModes returns one for each mode. The last one's messages are shown.
+func newModes(l Load) []*mode {
 	commit, gap := oracle.DefaultSettings, oracle.DefaultSettings
 	commit.Horizon, commit.Sort = 0, oracle.ByCommit
 	gap.Horizon, gap.Sort, gap.Gap = 0, oracle.ByGap, oracle.DefaultGap
 	gap.Gap.Bound, gap.Gap.Cold = l.Bound, l.Cold
-	return []*lane{
+	return []*mode{
 		{name: "commit order", settings: commit,
 			environ: []string{"OUTFLOW_REORDER_HORIZON=0s", "OUTFLOW_REORDER_SORT=commit"}},
 		{name: "horizon", settings: oracle.DefaultSettings},
@@ -112,7 +112,7 @@ func newLanes(l Load) []*lane {
 
 // Run shows the demo. It returns whether the verdict is good.
 func Run(ctx context.Context, o Options) (good bool, err error) {
-	d := &demo{Options: o, screen: newScreen(o.Out, o.All), lanes: newLanes(o.Load)}
+	d := &demo{Options: o, screen: newScreen(o.Out, o.All), modes: newModes(o.Load)}
 	if d.dir, err = os.MkdirTemp("", "outflow-demo-"); err != nil {
 		return false, err
 	}
@@ -129,8 +129,8 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	for i, l := range d.lanes {
-		if err := d.open(ctx, l, i); err != nil {
+	for i, m := range d.modes {
+		if err := d.open(ctx, m, i); err != nil {
 			return false, err
 		}
 	}
@@ -143,20 +143,20 @@ func Run(ctx context.Context, o Options) (good bool, err error) {
 	return good, err
 }
 
-// open starts a lane's NATS and Outflow.
-func (d *demo) open(ctx context.Context, l *lane, i int) (err error) {
-	if l.nats, err = natsserver.Start(
+// open starts a mode's NATS and Outflow.
+func (d *demo) open(ctx context.Context, m *mode, i int) (err error) {
+	if m.nats, err = natsserver.Start(
 		natsserver.Options{Dir: filepath.Join(d.dir, fmt.Sprint("nats", i))}); err != nil {
 		return fmt.Errorf("start nats: %w", err)
 	}
-	if l.conn, err = nats.Connect(l.nats.URL(), nats.Timeout(time.Minute)); err != nil {
+	if m.conn, err = nats.Connect(m.nats.URL(), nats.Timeout(time.Minute)); err != nil {
 		return err
 	}
-	if l.js, err = jetstream.New(l.conn, jetstream.WithDefaultTimeout(30*time.Second)); err != nil {
+	if m.js, err = jetstream.New(m.conn, jetstream.WithDefaultTimeout(30*time.Second)); err != nil {
 		return err
 	}
-	l.streamer = newStreamer(d, l, i)
-	out, err := process.Again(ctx, func() *exec.Cmd { return l.streamer.command(ctx, "init") })
+	m.streamer = newStreamer(d, m, i)
+	out, err := process.Again(ctx, func() *exec.Cmd { return m.streamer.command(ctx, "init") })
 	if err != nil {
 		return fmt.Errorf("outflow init: %w\n%s", err, out)
 	}
@@ -164,20 +164,20 @@ func (d *demo) open(ctx context.Context, l *lane, i int) (err error) {
 		// Outflow has confirmed nothing yet: the slot is where the first checkpoint is.
 		var at string
 		err := conn.QueryRow(ctx, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots "+
-			"WHERE slot_name = $1", l.streamer.slot).Scan(&at)
+			"WHERE slot_name = $1", m.streamer.slot).Scan(&at)
 		if err == nil {
-			l.began, err = oracle.ParseLSN(at)
+			m.began, err = oracle.ParseLSN(at)
 		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := l.streamer.start(); err != nil {
+	if err := m.streamer.start(); err != nil {
 		return err
 	}
-	d.screen.line("outflow   %s: pid %d, status page http://%s/, JetStream %s embedded, port %d", l.name,
-		l.streamer.pid(), l.streamer.listen, l.conn.ConnectedServerVersion(), l.nats.Port)
+	d.screen.line("outflow   %s: pid %d, status page http://%s/, JetStream %s embedded, port %d", m.name,
+		m.streamer.pid(), m.streamer.listen, m.conn.ConnectedServerVersion(), m.nats.Port)
 	return nil
 }
 
@@ -231,15 +231,15 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return w.run(gctx) })
 	g.Go(func() error { return d.disturb(gctx, w) })
-	for i, l := range d.lanes {
-		l.reader = newReader(l, w, d.screen, i == len(d.lanes)-1)
+	for i, m := range d.modes {
+		m.reader = newReader(m, w, d.screen, i == len(d.modes)-1)
 	}
-	for _, l := range d.lanes {
-		g.Go(func() error { return l.reader.run(gctx, w.commits(), d.Bound+quietLimit) })
+	for _, m := range d.modes {
+		g.Go(func() error { return m.reader.run(gctx, w.commits(), d.Bound+quietLimit) })
 	}
 	if err := g.Wait(); err != nil {
-		for _, l := range d.lanes {
-			err = errors.Join(err, l.streamer.failure())
+		for _, m := range d.modes {
+			err = errors.Join(err, m.streamer.failure())
 		}
 		return false, err
 	}
@@ -247,7 +247,7 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 	if err := d.judge(ctx); err != nil {
 		return false, err
 	}
-	return d.screen.verdict(d.lanes, d.Load, took), nil
+	return d.screen.verdict(d.modes, d.Load, took), nil
 }
 
 // subject says what is written.
@@ -270,9 +270,9 @@ func (d *demo) disturb(ctx context.Context, w *writers) error {
 	if err := w.wait(ctx, killAt); err != nil {
 		return err
 	}
-	for _, l := range d.lanes {
-		l.reader.mark(true)
-		if err := l.streamer.kill(); err != nil {
+	for _, m := range d.modes {
+		m.reader.mark(true)
+		if err := m.streamer.kill(); err != nil {
 			return err
 		}
 	}
@@ -282,11 +282,11 @@ func (d *demo) disturb(ctx context.Context, w *writers) error {
 		return ctx.Err()
 	case <-time.After(killFor):
 	}
-	for _, l := range d.lanes {
-		if err := l.streamer.start(); err != nil {
+	for _, m := range d.modes {
+		if err := m.streamer.start(); err != nil {
 			return err
 		}
-		l.reader.mark(false)
+		m.reader.mark(false)
 	}
 	d.screen.event("outflow started again")
 	return nil
@@ -301,13 +301,13 @@ func (d *demo) judge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range d.lanes {
-		slices.Sort(l.reader.undisturbed)
-		l.judgement, err = oracle.Judge(ctx, l.js, stream, d.truth.Truth(),
-			oracle.Config{Slot: l.streamer.slot,
-				Start: l.began, Settings: l.settings, Timeline: timeline})
+	for _, m := range d.modes {
+		slices.Sort(m.reader.undisturbed)
+		m.judgement, err = oracle.Judge(ctx, m.js, stream, d.truth.Truth(),
+			oracle.Config{Slot: m.streamer.slot,
+				Start: m.began, Settings: m.settings, Timeline: timeline})
 		if err == nil {
-			l.added, err = l.reader.added(d.truth.Truth())
+			m.added, err = m.reader.added(d.truth.Truth())
 		}
 		if err != nil {
 			return err
@@ -331,15 +331,15 @@ func (d *demo) withConn(ctx context.Context, do func(*pgx.Conn) error) error {
 // cleanUp leaves nothing behind.
 func (d *demo) cleanUp() error {
 	var errs []error
-	for _, l := range d.lanes {
-		if l.streamer != nil {
-			errs = append(errs, l.streamer.stop())
+	for _, m := range d.modes {
+		if m.streamer != nil {
+			errs = append(errs, m.streamer.stop())
 		}
-		if l.conn != nil {
-			l.conn.Close()
+		if m.conn != nil {
+			m.conn.Close()
 		}
-		if l.nats != nil {
-			l.nats.Shutdown()
+		if m.nats != nil {
+			m.nats.Shutdown()
 		}
 	}
 	if d.pg != nil {

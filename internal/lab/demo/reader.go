@@ -17,7 +17,7 @@ import (
 // reader is an ordinary consumer: it measures from the return of the commit to here, and may show what
 // arrives.
 type reader struct {
-	lane   *lane
+	mode   *mode
 	w      *writers
 	screen *screen
 	shows  bool
@@ -34,8 +34,8 @@ type reader struct {
 	late        int                 // messages behind one with a higher counter
 }
 
-func newReader(l *lane, w *writers, s *screen, shows bool) *reader {
-	r := &reader{lane: l, w: w, screen: s, shows: shows, byKey: make(map[[2]string]int, len(w.ops)),
+func newReader(m *mode, w *writers, s *screen, shows bool) *reader {
+	r := &reader{mode: m, w: w, screen: s, shows: shows, byKey: make(map[[2]string]int, len(w.ops)),
 		seen: make(map[string]bool, len(w.ops)), newest: map[[2]string]int64{}}
 	for i, op := range w.ops {
 		r.byKey[[2]string{op.Doc, fmt.Sprintf("%s:%020d", op.Actor, op.Counter)}] = i
@@ -45,7 +45,7 @@ func newReader(l *lane, w *writers, s *screen, shows bool) *reader {
 
 // run reads until all operations have been seen. It gives up if no message comes for as long as quiet.
 func (r *reader) run(ctx context.Context, want int, quiet time.Duration) error {
-	cons, err := r.lane.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
+	cons, err := r.mode.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (r *reader) run(ctx context.Context, want int, quiet time.Duration) error {
 		msg, err := it.Next(jetstream.NextContext(next))
 		cancel()
 		if err != nil {
-			return fmt.Errorf("%s: %d of %d operations arrived: %w", r.lane.name, len(r.seen), want, err)
+			return fmt.Errorf("%s: %d of %d operations arrived: %w", r.mode.name, len(r.seen), want, err)
 		}
 		h, err := outbox.ParseHeader(msg.Headers().Get(outbox.HeaderName))
 		if err != nil {
@@ -91,7 +91,7 @@ func (r *reader) message(number int, msg jetstream.Msg, h *outbox.Header) {
 	if r.begun.IsZero() {
 		r.undisturbed = append(r.undisturbed, latency)
 	} else if recovered && latency < 100*time.Millisecond {
-		r.screen.event("%s: caught up %v after the kill", r.lane.name,
+		r.screen.event("%s: caught up %v after the kill", r.mode.name,
 			now.Sub(r.begun).Round(time.Millisecond))
 		r.begun = time.Time{}
 	}
@@ -117,7 +117,7 @@ func (r *reader) added(t *oracle.Truth) (all []time.Duration, err error) {
 	for _, w := range r.windows {
 		d, ok := t.Between(w[0], w[1])
 		if !ok {
-			return nil, fmt.Errorf("%s: the WAL has no transactions at %v and %v", r.lane.name, w[0], w[1])
+			return nil, fmt.Errorf("%s: the WAL has no transactions at %v and %v", r.mode.name, w[0], w[1])
 		}
 		all = append(all, max(0, d))
 	}

@@ -58,31 +58,31 @@ func short(text string) string {
 }
 
 // verdict shows the table and returns whether all is as it ought to be.
-func (s *screen) verdict(lanes []*lane, load Load, took time.Duration) (good bool) {
+func (s *screen) verdict(modes []*mode, load Load, took time.Duration) (good bool) {
 	s.line("\nverdict: each stream beside what a separate reader makes of the WAL by the rules of its mode\n")
-	row := func(name string, value func(l *lane) any, note string, args ...any) {
+	row := func(name string, value func(m *mode) any, note string, args ...any) {
 		line := fmt.Sprintf("  %-13s", name)
-		for _, l := range lanes {
-			line += fmt.Sprintf(" %12v", value(l))
+		for _, m := range modes {
+			line += fmt.Sprintf(" %12v", value(m))
 		}
 		s.line("%s", strings.TrimRight(line+"   "+fmt.Sprintf(note, args...), " "))
 	}
-	at := func(q float64, of func(*lane) []time.Duration) func(*lane) any {
-		return func(l *lane) any { return fmt.Sprintf("%.2f ms", quantile(of(l), q).Seconds()*1000) }
+	at := func(q float64, of func(*mode) []time.Duration) func(*mode) any {
+		return func(m *mode) any { return fmt.Sprintf("%.2f ms", quantile(of(m), q).Seconds()*1000) }
 	}
-	added := func(l *lane) []time.Duration { return l.added }
-	latency := func(l *lane) []time.Duration { return l.reader.undisturbed }
-	row("", func(l *lane) any { return l.name }, "")
-	row("committed", func(l *lane) any { return l.judgement.Events }, "events in the WAL")
-	row("published", func(l *lane) any { return l.judgement.Published }, "messages in the stream")
-	row("missing", func(l *lane) any { return l.judgement.Missing + l.judgement.Held }, "")
-	row("repeated", func(l *lane) any { return l.judgement.Repeated }, "")
-	row("changed", func(l *lane) any {
-		return l.judgement.Changed + l.judgement.Header + l.judgement.Foreign + l.judgement.Aborted
+	added := func(m *mode) []time.Duration { return m.added }
+	latency := func(m *mode) []time.Duration { return m.reader.undisturbed }
+	row("", func(m *mode) any { return m.name }, "")
+	row("committed", func(m *mode) any { return m.judgement.Events }, "events in the WAL")
+	row("published", func(m *mode) any { return m.judgement.Published }, "messages in the stream")
+	row("missing", func(m *mode) any { return m.judgement.Missing + m.judgement.Held }, "")
+	row("repeated", func(m *mode) any { return m.judgement.Repeated }, "")
+	row("changed", func(m *mode) any {
+		return m.judgement.Changed + m.judgement.Header + m.judgement.Foreign + m.judgement.Aborted
 	}, "")
-	row("misplaced", func(l *lane) any { return l.judgement.OutOfOrder },
+	row("misplaced", func(m *mode) any { return m.judgement.OutOfOrder },
 		"elsewhere than the mode's rule says")
-	row("late", func(l *lane) any { return l.reader.late },
+	row("late", func(m *mode) any { return m.reader.late },
 		"behind a later one of the same person in the same note")
 	row("added p50", at(.5, added), "by ordering: from an event's commit to the one that let it go, in the "+
 		"WAL")
@@ -94,12 +94,12 @@ func (s *screen) verdict(lanes []*lane, load Load, took time.Duration) (good boo
 	row("added most", at(1, added), "%s", note)
 	row("latency p50", at(.5, latency), "commit's return to consumer, while outflow was alive")
 	row("latency p99", at(.99, latency), "")
-	s.line("\n%.0f events/s for %v, at the writers' pace, through each", float64(lanes[0].judgement.Events)/
+	s.line("\n%.0f events/s for %v, at the writers' pace, through each", float64(modes[0].judgement.Events)/
 		took.Seconds(), took.Round(10*time.Millisecond))
 	good = true
-	for _, l := range lanes {
-		if !l.judgement.OK() {
-			s.line("%s: first fault: %s", l.name, l.judgement.First)
+	for _, m := range modes {
+		if !m.judgement.OK() {
+			s.line("%s: first fault: %s", m.name, m.judgement.First)
 			good = false
 		}
 	}
@@ -119,9 +119,9 @@ func (s *screen) connections(d *demo) {
 		postgres = u.Redacted()
 	}
 	s.line("\nLeft running until Ctrl-C:\n  postgres   psql '%s'", postgres)
-	for _, l := range d.lanes {
+	for _, m := range d.modes {
 		s.line("%s\n  nats       nats -s %s sub 'outbox.>' --stream %s --all\n"+
-			"  outflow    http://%s/  (metrics, healthz, readyz), log in %s", l.name, l.nats.URL(), stream,
-			l.streamer.listen, l.streamer.log)
+			"  outflow    http://%s/  (metrics, healthz, readyz), log in %s", m.name, m.nats.URL(), stream,
+			m.streamer.listen, m.streamer.log)
 	}
 }

@@ -20,15 +20,15 @@ import (
 // streamer is `outflow run` as a process of its own, so that it can be killed.
 type streamer struct {
 	d      *demo
-	lane   *lane
+	mode   *mode
 	slot   string
 	listen string
 	log    string // file
 	child  *process.Process
 }
 
-func newStreamer(d *demo, l *lane, i int) *streamer {
-	s := &streamer{d: d, lane: l, slot: d.slot(strconv.Itoa(i)),
+func newStreamer(d *demo, m *mode, i int) *streamer {
+	s := &streamer{d: d, mode: m, slot: d.slot(strconv.Itoa(i)),
 		log: filepath.Join(d.dir, fmt.Sprintf("outflow%d.log", i))}
 	if port, err := freeport.Port(); err == nil {
 		s.listen = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
@@ -45,10 +45,10 @@ func (s *streamer) command(ctx context.Context, name string) *exec.Cmd {
 		}
 	}
 	cmd.Env = append(cmd.Env,
-		"OUTFLOW_POSTGRES_URL="+s.d.pgURL, "OUTFLOW_NATS_URL="+s.lane.nats.URL(), "OUTFLOW_SLOT="+s.slot,
+		"OUTFLOW_POSTGRES_URL="+s.d.pgURL, "OUTFLOW_NATS_URL="+s.mode.nats.URL(), "OUTFLOW_SLOT="+s.slot,
 		"OUTFLOW_STREAM="+stream,
 		"OUTFLOW_TABLE="+table, "OUTFLOW_LISTEN="+s.listen, "OUTFLOW_SINK_DURABLE_AFTER=2s")
-	cmd.Env = append(cmd.Env, s.lane.environ...)
+	cmd.Env = append(cmd.Env, s.mode.environ...)
 	return cmd
 }
 
