@@ -1,17 +1,20 @@
 """A runnable model of clusters that share nothing: each has a database and a NATS, and their rows are replicated to one another in order.
 
 A home publishes its own events at once, and writes watermarks: up to here I have published. The others hold its events until a watermark
-covers them, or until they may claim them. A claim is a row as well, for a range of one home's events; who wrote it publishes them.
-- A home that is silent may be claimed from. Its silence is the time since its newest row was read, by the clock of who reads, in slots of
-  `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first half, if it has read its own WAL to the end.
-  Who was down itself begins to count when it is back.
+covers them, or until they may claim them. A claim is a row as well, for a range of one home's events. It acts where its writer reads it in its own
+WAL: what it holds of the range there, it publishes.
+- A home that is silent may be claimed from. Its silence is the time since the newest row that its Outflow wrote was read, by the clock of who
+  reads, in slots of `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first half, if it has read its own
+  WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down itself begins to count when it is back.
+- A claim is committed within a quarter of `delay`, or never. It names the newest hello of the home that its writer has read: behind its writer's echo of a
+  later one it is void, for everybody.
 - A home whose own NATS is away for `delay` writes a yield: the next cluster may claim at once, and goes on doing so. From there on the
   silence counts from the newest claim, whatever else the home writes.
 - A home that has returned, or has yielded, says hello when it can publish again, and publishes nothing until each other cluster has echoed
   that: what they have claimed comes before their echo. Meanwhile it gives signs of life. It leaves out what was claimed.
 
-The claims, with one thing broken at a time (a cluster down, or a NATS away) and `delay` above four lags: nothing is lost; no
-cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
+The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away) and `delay` above four lags: nothing is lost; what
+has reached a living cluster is published after four delays; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
 acknowledgement had not come when the NATS went away. With `cut` links between living clusters fail as well, and things break together: then
 nothing is lost all the same, and what is there twice is counted.
 
@@ -35,6 +38,10 @@ MUTATIONS = {
     "turn": "everybody may claim as soon as a yield is read",
     "over": "a hello does not end a yield",
     "unread": "a home that returns does not read what its NATS has stored",
+    "signs": "an event is a sign of life of its home",
+    "silent": "a home that waits for echoes gives no signs of life",
+    "late": "a claim counts behind its writer's echo of a later hello",
+    "slow": "a claim may be committed at any later time",
     "forget": "what was claimed and could not be published is forgotten",
 }
 bent = None                                                             # the rule that is taken away
@@ -43,12 +50,14 @@ steps = 600                                                             # of a t
 
 class Cluster:
     def __init__(s, c, n):
-        s.c, s.up, s.wal, s.read = c, True, [], 0
+        s.c, s.up, s.run, s.wal, s.read = c, True, True, [], 0          # run: its Outflow is
         s.links = {}                                                    # to -> rows on their way: (arrives at, row)
         s.written = s.done = 0                                          # own events; and those published or left out
         s.todo, s.duty, s.held = [], [], [[] for _ in range(n)]         # own events, claimed ones, and foreign ones that are held
         s.mark, s.seen, s.yielded = [0] * n, [0] * n, [None] * n        # by home: watermark, when its newest row was read, and its yield
         s.claims = [[] for _ in range(n)]                               # by home: ranges, both ends included
+        s.heard = [[0] * n for _ in range(n)]                           # by home: of which hello each cluster has written an echo
+        s.hello, s.late, s.came = [0] * n, {}, {}                       # by home: its newest hello; its claim that is on its way; when an event came
         s.token, s.echoes, s.sent = 0, None, 0                          # echoes: who has echoed, None: none are awaited; sent: the last watermark
         s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: without an acknowledgement; gave: it has yielded
 
@@ -76,16 +85,19 @@ class World:
     # what breaks
     def fail(s, c, kind):
         s.faults[c.c] = kind, s.now + s.rnd.choice([5, 50, 200, 500])
-        if kind == "down":
+        c.begun = s.now
+        if kind != "nats":
             s.count["downs"] += 1
-            c.up = False
+            c.run, c.up = False, kind == "relay"
             s.unsure |= {(c.c, p) for p in range(c.sent + 1, c.done + 1)}
-            for d in c.links:                                           # what was on its way stays in its slot
+            for d in c.links if kind == "down" else ():                 # what was on its way stays in its slot
                 c.links[d] = [(1 << 30, r) for _, r in c.links[d]]
                 top = max([r[1] for _, r in c.links[d] if r[0] == "watermark"], default=0)
                 s.unsure |= {(c.c, p) for p in range(s.clusters[d].mark[c.c] + 1, top + 1)}
-            return
-        c.nats, c.away = False, s.now
+            if kind == "down":
+                c.late = {}
+                return
+        else: c.nats, c.away = False, s.now
         if c.echoes is not None or c.gave: return
         for p in c.todo[:s.rnd.choice([0, 0, 1, 3])]:                   # sent and stored, and the acknowledgement did not come
             if not c.claimed(c.c, p):
@@ -94,16 +106,19 @@ class World:
                 s.unsure.add((c.c, p))
 
     def mend(s, c):
-        kind, _ = s.faults.pop(c.c)
+        kind, begun = s.faults.pop(c.c)[0], c.begun
+        for d in s.clusters:
+            for p in d.held[c.c] if not s.cut and d is not c else ():
+                assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun) < 4 * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
         if kind == "nats":
             c.nats = True
             return
-        c.up = True
-        for d in c.links: c.links[d] = [(s.now + s.rnd.randint(1, s.lag), r) for _, r in c.links[d]]
+        for d in c.links if kind == "down" else (): c.links[d] = [(s.now + s.rnd.randint(1, s.lag), r) for _, r in c.links[d]]
         for d in s.clusters:                                            # what the others have for it comes when the connections are there again
-            if c.c in d.links:
+            if c.c in d.links and kind == "down":
                 at = s.now + s.rnd.randint(1, s.lag)
                 d.links[c.c] = [(max(t, at), r) for t, r in d.links[c.c]]
+        c.up = c.run = True
         if bent != "fresh":
             c.seen, c.yielded = [s.now] * s.n, [None if y is None else s.now for y in c.yielded]
         s.hello(c)
@@ -116,23 +131,33 @@ class World:
     def take(s, c, home, row):
         """One row of the WAL."""
         kind, own = row[0], home == c.c
-        c.seen[home] = s.now
-        if kind == "event": (c.todo if own else c.held[home]).append(row[1])
+        if kind != "event" or bent == "signs": c.seen[home] = s.now
+        if kind == "event":
+            (c.todo if own else c.held[home]).append(row[1])
+            c.came[home, row[1]] = s.now
+        elif own and kind == "echo": c.heard[home][row[1]] = row[2]
         elif own and kind != "claim": return
         elif kind == "watermark":
             c.mark[home] = max(c.mark[home], row[1])
             if bent != "watermark": c.held[home] = [p for p in c.held[home] if p > row[1]]
-        elif kind == "claim" and not own:
-            _, h, lo, hi = row
+        elif kind == "claim":
+            _, h, lo, hi, token = row
+            if own: c.late.pop(h, None)
+            if token < c.heard[home][h] and bent != "late": return      # the home may have published them
+            if own: mine = [p for p in c.held[h] if lo <= p <= hi - (2 if bent == "range" else 0)]
+            if own and not (bent == "forget" and s.rnd.random() < .1): c.duty += [(h, p) for p in mine]
             c.claims[h].append((lo, hi))
             c.seen[h] = s.now
             if c.yielded[h] is not None: c.yielded[h] = s.now
-            if bent != "claimed": c.held[h] = [p for p in c.held[h] if not lo <= p <= hi]
+            if own or bent != "claimed": c.held[h] = [p for p in c.held[h] if not lo <= p <= hi]
         elif kind == "yield": c.yielded[home] = s.now
         elif kind == "hello":
             if bent != "over": c.yielded[home] = None
+            c.hello[home] = row[1]
             s.write(c, "echo", home, row[1])
-        elif kind == "echo" and row[1] == c.c and c.echoes is not None and (row[2] == c.token or bent == "token"): c.echoes.add(home)
+        elif kind == "echo":
+            c.heard[home][row[1]] = row[2]
+            if row[1] == c.c and c.echoes is not None and (row[2] == c.token or bent == "token"): c.echoes.add(home)
 
     def own(s, c):
         """Publishes own events and what was claimed, and writes what the others have to know."""
@@ -145,7 +170,7 @@ class World:
         if c.nats and c.gave:
             if bent == "away": c.gave = False
             else: s.hello(c)
-        if s.now % s.beat == 0:                                         # also while it waits for echoes: a sign of life
+        if s.now % s.beat == 0 and (c.echoes is None or bent != "silent"):   # also while it waits for echoes: a sign of life
             c.sent = c.done
             s.write(c, "watermark", c.done)
         if not c.nats: return
@@ -160,18 +185,14 @@ class World:
         since = c.seen[h] if c.yielded[h] is None else c.yielded[h] - s.delay      # a yield is a slot of silence
         slot, into = divmod(s.now - since, s.delay)
         turn = (slot - 1) % (s.n - 1) + 1 == (c.c - h) % s.n or bent == "rank" or bent == "turn" and c.yielded[h] is not None
-        if slot < 1 or not turn or into >= s.delay / 2 or c.read < len(c.wal) and bent != "read": return
+        if h in c.late or slot < 1 or not turn or into >= s.delay / 2 or c.read < len(c.wal) and bent != "read": return
         lo = max([c.mark[h] if bent != "watermark" else 0] + [hi for _, hi in c.claims[h] if bent != "claimed"]) + 1
         mine = [p for p in c.held[h] if p >= lo]
         if not mine: return
         hi = mine[-1] + (2 if bent == "range" else 0)
-        s.write(c, "claim", h, lo, hi)
+        slow = bent == "slow" and s.rnd.random() < .1
+        c.late[(h, s.now) if slow else h] = s.now + (2 * s.delay if slow else s.rnd.randrange(1, s.delay // 4)), ("claim", h, lo, hi, c.hello[h])
         s.count["claims"] += 1
-        c.claims[h].append((lo, hi))
-        c.seen[h], c.held[h] = s.now, []
-        if c.yielded[h] is not None: c.yielded[h] = s.now
-        if bent == "forget" and s.rnd.random() < .1: return
-        c.duty += [(h, p) for p in mine]
 
     # all of them
     def step(s):
@@ -181,7 +202,7 @@ class World:
             if c.c in s.faults and (s.calm or s.now >= s.faults[c.c][1]): s.mend(c)
         if not s.calm and rnd.random() < .004 and (s.cut or not s.faults):
             c = rnd.choice(s.clusters)
-            if c.c not in s.faults: s.fail(c, rnd.choice(["down", "down", "nats"]))
+            if c.c not in s.faults: s.fail(c, rnd.choice(["down", "relay", "nats"]))
         if s.cut and not s.calm and rnd.random() < .01: s.broken ^= {(rnd.randrange(s.n), rnd.randrange(s.n))}
         if s.calm: s.broken = set()
         for c in s.clusters:
@@ -194,12 +215,15 @@ class World:
                 if not d.up or (d.c, c.c) in s.broken: continue
                 if bent == "order" and len(q) > 1 and rnd.random() < .1: q[0], q[1] = q[1], q[0]
                 while q and q[0][0] <= s.now: c.wal.append((d.c, q.pop(0)[1]))
+            for at, row in list(c.late.values()):
+                if at == s.now: s.write(c, *row)
+            if not c.run: continue
             while c.read < len(c.wal) and (s.calm or rnd.random() < .9):
                 c.read += 1
                 s.take(c, *c.wal[c.read - 1])
-            s.own(c)
             for h in range(s.n):
                 if h != c.c and c.nats: s.claim(c, h)
+            s.own(c)
 
 
 def trial(seed, cut):
