@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -185,5 +186,81 @@ func TestAHomesWatermarkIsReadElsewhere(t *testing.T) {
 		if got, bad := marks(cfg, from, want.Content()); len(got) != 0 || bad != 0 {
 			t.Errorf("%s: %+v, %d malformed", what, got, bad)
 		}
+	}
+}
+
+// TestClusterRowsAreReadFromEachCluster: with the commit that they came in, from wherever they came, in their
+// order, and what else is in those transactions stays what it was. Without clusters, which is any outflow so
+// far, they are passed over; what is none, or by another one, is counted and has no effect.
+func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
+	t.Parallel()
+	claim := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 7, From: 0x10, To: 0x20}
+	mark := relay.ClusterRow{Kind: relay.Published, By: 2, To: 0x130}
+	row := func(r relay.ClusterRow) []byte {
+		return controlRow("public.outbox", relay.ClusterPrefix, r.Content())
+	}
+	by := func(r relay.ClusterRow, n int) relay.ClusterRow { r.By = n; return r }
+	read := func(cfg Config, from string, rows ...[]byte) (got []relay.ClusterRow, c relay.Commit, bad int) {
+		t.Helper()
+		tx := [][]byte{begin(0x9000)}
+		if from != "" {
+			tx = append(tx, originAt(0x130, from))
+		}
+		tx = append(tx, relation(tableOID, columns...), relation(controlOID, controlColumnsOf...))
+		tx = append(append(tx, rows...), commit(0x9000, 0x9030, 1))
+		results, err := decodeAll(cfg, tx...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			if r.Malformed != nil {
+				bad++
+			}
+			if r.Kind == Commit {
+				got, c = r.ClusterRows, r.Commit
+			}
+		}
+		return got, c, bad
+	}
+	clusters := map[string]int{"": 3, "pg_16500": 1, "pg_16501": 2}
+	with := func(cfg Config) Config { cfg.Clusters = clusters; return cfg }
+	tick := controlRow("public.outbox", relay.HeartbeatPrefix, "")
+	for name, cfg := range map[string]Config{"at home": homeConfig(), "elsewhere": awayConfig()} {
+		for from, n := range clusters {
+			want := []relay.ClusterRow{by(claim, n), by(mark, n)}
+			if n == want[0].Home {
+				want = want[1:]
+			}
+			rows := [][]byte{tick}
+			for _, r := range want {
+				rows = append(rows, row(r))
+			}
+			got, c, bad := read(with(cfg), from, rows...)
+			if !slices.Equal(got, want) || bad != 0 {
+				t.Errorf("%s, of cluster %d: %+v, %d malformed", name, n, got, bad)
+			}
+			before, was, _ := read(cfg, from, rows...)
+			if len(before) != 0 || was != c {
+				t.Errorf("%s, of cluster %d: %+v without clusters, and %+v where it was %+v", name, n, before,
+					c, was)
+			}
+		}
+	}
+	cfg := with(awayConfig())
+	if got, _, bad := read(cfg, "pg_16999", row(claim)); len(got) != 0 || bad != 0 {
+		t.Errorf("of a stranger: %+v, %d malformed", got, bad)
+	}
+	behind := mark
+	behind.To++
+	for _, content := range []string{"", by(claim, 3).Content(), behind.Content(),
+		strings.Replace(claim.Content(), "v=1", "v=2", 1), strings.Repeat("v", maxClusterRow+1)} {
+		got, _, bad := read(cfg, "pg_16501", controlRow("public.outbox", relay.ClusterPrefix, content))
+		if len(got) != 0 || bad != 1 {
+			t.Errorf("%.40q: %+v, %d malformed", content, got, bad)
+		}
+	}
+	if got, _, bad := read(cfg, "pg_16501", slices.Repeat([][]byte{row(claim)}, maxClusterRows+1)...); bad != 1 ||
+		len(got) != maxClusterRows {
+		t.Errorf("%d rows of one transaction, %d malformed", len(got), bad)
 	}
 }

@@ -73,13 +73,21 @@ func (d *Decoder) controlRow(m *reader, r *Result) error {
 	if err := d.end(m); err != nil || string(values[controlOutbox]) != d.cfg.Mapping.Table {
 		return err
 	}
-	switch string(values[controlPrefix]) {
+	prefix := string(values[controlPrefix])
+	switch {
+	case prefix == relay.ClusterPrefix && d.tx.cluster != 0:
+		r.Malformed = d.clusterRow(values[controlContent])
+		return nil
+	case d.tx.foreign: // of what another cluster says to its own outflow nothing counts here
+		return nil
+	}
+	switch prefix {
 	case relay.HeartbeatPrefix:
 		d.tx.tick = true
 	case relay.SettingsPrefix:
 		r.Malformed = d.settings(values[controlContent])
 	case relay.WatermarkPrefix:
-		if d.cfg.Mapping.Away() && !d.tx.foreign { // at home it is known
+		if d.cfg.Mapping.Away() { // at home it is known
 			r.Malformed = d.watermark(values[controlContent])
 		}
 	}
@@ -99,4 +107,32 @@ func (d *Decoder) watermark(content []byte) (malformed error) {
 		d.tx.watermark = w
 	}
 	return err
+}
+
+const (
+	maxClusterRow  = 256 // more than a well-formed one takes, in bytes
+	maxClusterRows = 16  // in a transaction: an outflow writes one or two
+)
+
+// clusterRow takes note of what a cluster says to the others. The result is not nil if it can't be read as
+// that, or is not by the cluster that it came from: the order of its rows would say nothing.
+func (d *Decoder) clusterRow(content []byte) (malformed error) {
+	switch {
+	case len(content) > maxClusterRow:
+		return fmt.Errorf("cluster row of more than %d bytes", maxClusterRow)
+	case len(d.tx.rows) == maxClusterRows:
+		return fmt.Errorf("more than %d cluster rows in a transaction", maxClusterRows)
+	}
+	row, err := relay.ParseClusterRow(string(content))
+	switch {
+	case err != nil:
+		return err
+	case row.By != d.tx.cluster:
+		return fmt.Errorf("cluster row %q came from cluster %d", content, d.tx.cluster)
+	case row.Kind == relay.Published && row.To > d.tx.there:
+		return fmt.Errorf("cluster row %q speaks of what comes behind its own commit at %v", content,
+			d.tx.there)
+	}
+	d.tx.rows = append(d.tx.rows, row)
+	return nil
 }

@@ -20,6 +20,9 @@ type Config struct {
 	// Origin is the replication origin of Mapping.Subscription: transactions with another one, or none, are
 	// no inputs. "" where there is no such subscription.
 	Origin string
+	// Clusters says of which cluster a transaction with a replication origin is, by the origin's name; the one
+	// without a name is this cluster's own. Cluster rows of others are passed over; without it all are.
+	Clusters map[string]int
 
 	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says
 	// that rows are none. They are counted. Optional.
@@ -65,9 +68,12 @@ type Result struct {
 	// Watermark is what the home said of itself in the transaction, with Commit; its LSN is 0 where it said
 	// nothing, and where this server is the home.
 	Watermark relay.Watermark
+	// ClusterRows are those of the transaction, with Commit, in their order. They come from each cluster of
+	// Config.Clusters, whatever else of its transactions is an input. They are the caller's.
+	ClusterRows []relay.ClusterRow
 	// Malformed says that a transactional message was meant as a change of this slot's settings, or a control
-	// row as a watermark, and can't be read as one: it is malformed or of an unknown version. It is no input:
-	// to be counted and logged. Kind is Nothing then.
+	// row as a watermark or a cluster row, and can't be read as one: it is malformed or of an unknown version.
+	// It is no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
 	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless
@@ -105,6 +111,10 @@ type transaction struct {
 	home      outbox.LSN      // its end LSN at home; 0: it is not of Config.Origin
 	settings  *relay.Settings // the last well-formed change for this slot
 	watermark relay.Watermark // the last well-formed one
+
+	cluster int                // of Config.Clusters, that committed it; 0: none
+	there   outbox.LSN         // where it was committed: no commit before it ends above that
+	rows    []relay.ClusterRow // the well-formed ones
 }
 
 // New returns a decoder for a session that starts.
@@ -213,7 +223,8 @@ func (d *Decoder) begin(m *reader) error {
 		return err
 	}
 	// where a home's rows are read, what is of no origin was written here
-	d.inCommit, d.tx = true, transaction{final: final, foreign: d.cfg.Mapping.Away()}
+	d.inCommit, d.tx = true, transaction{final: final, foreign: d.cfg.Mapping.Away(),
+		cluster: d.cfg.Clusters[""], there: final}
 	return nil
 }
 
@@ -221,6 +232,10 @@ func (d *Decoder) begin(m *reader) error {
 func (d *Decoder) origin(m *reader) {
 	lsn := outbox.LSN(m.u64()) // the end LSN that it had there
 	name := m.text()
+	d.tx.cluster, d.tx.there = 0, lsn
+	if len(d.cfg.Clusters) > 0 && len(name) > 0 {
+		d.tx.cluster = d.cfg.Clusters[string(name)]
+	}
 	if !d.cfg.Mapping.Away() {
 		d.tx.foreign = d.cfg.Mapping.OwnOnly
 		return
@@ -268,7 +283,7 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 		c.Kind = relay.Heartbeat
 	}
 	d.inCommit, d.last = false, end
-	r.Kind, r.Commit, r.Watermark = Commit, c, tx.watermark
+	r.Kind, r.Commit, r.Watermark, r.ClusterRows = Commit, c, tx.watermark, tx.rows
 	return nil
 }
 

@@ -86,7 +86,7 @@ func (d *Decoder) insert(m *reader, r *Result) error {
 	if part != 'N' && !m.short {
 		return d.protocol(m, "unknown part %q", part)
 	}
-	if oid == d.cfg.Control && oid != 0 && !d.tx.foreign {
+	if oid == d.cfg.Control && oid != 0 && (!d.tx.foreign || d.tx.cluster != 0) {
 		return d.controlRow(m, r)
 	}
 	if oid != d.cfg.TableOID || !d.cfg.Mapping.Source.Rows() || d.tx.foreign {
