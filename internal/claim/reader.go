@@ -1,0 +1,112 @@
+package claim
+
+import (
+	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// Range is of a home's commits: those that end above From and up to To. It is empty where they are the same.
+type Range struct{ From, To outbox.LSN }
+
+// Reader decides what a cluster publishes of the commits of a home, and what it has to say to the others.
+type Reader struct {
+	cfg  Config
+	home int
+
+	newest  outbox.LSN // the home's newest commit
+	settled outbox.LSN // up to there its commits are published by it, or claimed
+	hello   uint64     // its newest one; 0: it has said none, and nothing may be claimed
+	echoes  echoes
+
+	yielded bool          // it does not publish until it says hello
+	since   time.Duration // its silence began, or, if it has yielded, the turn of the first cluster behind it
+
+	asked asked
+}
+
+// NewReader is the reader of the rows of cluster home before anything was read.
+func NewReader(cfg Config, home int) Reader { return Reader{cfg: cfg, home: home} }
+
+// Start begins a process, at any state that was kept, before anything is read: silence is counted from here.
+func (r *Reader) Start(now time.Duration) { r.since, r.asked = now, asked{} }
+
+// Commit takes a commit of the home that has events.
+func (r *Reader) Commit(lsn outbox.LSN) { r.newest = max(r.newest, lsn) }
+
+// Row takes a cluster row, of any cluster. What it returns is to be published.
+func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
+	if row.By == r.home {
+		r.of(now, row)
+		return publish
+	}
+	if row.Home != r.home {
+		return publish
+	}
+	if row.By == r.cfg.Self && row.Kind == r.asked.row.Kind {
+		r.asked = asked{}
+	}
+	switch {
+	case row.Kind == relay.Echo:
+		r.echoes[row.By] = max(r.echoes[row.By], row.Hello)
+	case row.Kind == relay.Claim && !r.echoes.void(row):
+		// It acts here, where it is read, whenever it was decided: what was settled before is not in it.
+		if from, to := max(row.From, r.settled), min(row.To, r.newest); row.By == r.cfg.Self && from < to {
+			publish = Range{from, to}
+		}
+		r.settled, r.since = max(r.settled, row.To), now
+	}
+	return publish
+}
+
+// of takes a row of the home. Each is a sign of life of its outflow, which its events are not.
+func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
+	switch row.Kind {
+	case relay.Published:
+		r.settled = max(r.settled, row.To)
+	case relay.Hello:
+		if row.Hello > r.hello {
+			r.hello, r.yielded = row.Hello, false
+		}
+	case relay.Yield:
+		if row.Hello >= r.hello { // else it was written before a hello that came first
+			r.yielded, r.since = true, now
+		}
+	}
+	if !r.yielded {
+		r.since = now
+	}
+}
+
+// Next is the row that has to be written now; none if its Kind is 0. Ask whenever no other one is under way.
+// end says that the own WAL was read to its end, which was asked for after everything up to now was committed.
+func (r *Reader) Next(now time.Duration, end bool) relay.ClusterRow {
+	if r.asked.open(now, r.cfg.Delay) || r.hello == 0 {
+		return relay.ClusterRow{}
+	}
+	row := relay.ClusterRow{By: r.cfg.Self, Home: r.home, Hello: r.hello}
+	switch {
+	case r.echoes[r.cfg.Self] < r.hello:
+		row.Kind = relay.Echo
+	case end && r.newest > r.settled && r.turn(now):
+		row.Kind, row.From, row.To = relay.Claim, r.settled, r.newest
+	default:
+		return relay.ClusterRow{}
+	}
+	r.asked = asked{row, now}
+	return row
+}
+
+// turn reports whether this cluster may claim: silence has slots, of which the first is the home's own, and
+// each later one that of the next cluster behind it, in a circle. In its second half nobody claims, so that a
+// claim gets everywhere before the next one's turn. A yield is a slot of silence.
+func (r *Reader) turn(now time.Duration) bool {
+	silent := now - r.since
+	if r.yielded {
+		silent += r.cfg.Delay
+	}
+	slot, into := int64(silent/r.cfg.Delay), silent%r.cfg.Delay
+	behind := int64((r.cfg.Self-r.home+r.cfg.Count)%r.cfg.Count) - 1
+	return slot >= 1 && (slot-1)%int64(r.cfg.Count-1) == behind && into < r.cfg.Delay/2
+}
