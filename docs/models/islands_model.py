@@ -4,7 +4,7 @@ A home publishes its own events at once, and writes watermarks: up to here I hav
 covers them, or until they may claim them. A claim is a row as well, for a range of one home's events. It acts where its writer reads it in its own
 WAL: what it holds of the range there, it publishes.
 - A home that is silent may be claimed from. Its silence is the time since the newest row that its Outflow wrote was read, by the clock of who
-  reads, in slots of `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first half, if it has read its own
+  reads, in slots of `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first quarter, if it has read its own
   WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down itself begins to count when it is back.
 - A claim is committed within a quarter of `delay`, or never. It names the newest hello of the home that its writer has read: behind its writer's echo of a
   later one it is void, for everybody.
@@ -185,7 +185,7 @@ class World:
         since = c.seen[h] if c.yielded[h] is None else c.yielded[h] - s.delay      # a yield is a slot of silence
         slot, into = divmod(s.now - since, s.delay)
         turn = (slot - 1) % (s.n - 1) + 1 == (c.c - h) % s.n or bent == "rank" or bent == "turn" and c.yielded[h] is not None
-        if h in c.late or slot < 1 or not turn or into >= s.delay / 2 or c.read < len(c.wal) and bent != "read": return
+        if h in c.late or slot < 1 or not turn or into >= s.delay / 4 or c.read < len(c.wal) and bent != "read": return
         lo = max([c.mark[h] if bent != "watermark" else 0] + [hi for _, hi in c.claims[h] if bent != "claimed"]) + 1
         mine = [p for p in c.held[h] if p >= lo]
         if not mine: return

@@ -38,13 +38,17 @@ func TestTheRuleHoldsWhatTheModelClaims(t *testing.T) {
 	}
 }
 
+// missedBy are seeds that miss a rule, where the first ones do not: they save looking for one.
+var missedBy = map[string]uint64{"behind": 1572, "fresh": 137, "late": 108, "order": 153, "read": 148, "slow": 65}
+
 // TestEachRuleIsNeeded takes away one rule after the other: each is missed.
 func TestEachRuleIsNeeded(t *testing.T) {
 	t.Parallel()
 	for _, rule := range slices.Sorted(maps.Keys(rules)) {
 		t.Run(rule, func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(2000) {
+			for i := range uint64(4000) {
+				seed := missedBy[rule] + i
 				if _, err := run(seed, false, rule, 2000); err != nil {
 					t.Logf("%s: seed %d: %v", rules[rule], seed, err)
 					return

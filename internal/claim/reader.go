@@ -23,14 +23,33 @@ type Reader struct {
 	yielded bool          // it does not publish until it says hello
 	since   time.Duration // its silence began, or, if it has yielded, the turn of the first cluster behind it
 
+	ended time.Duration // when the own WAL was last known to be read to its end
+	end   bool          // it was, since the start
+
 	asked asked
 }
 
 // NewReader is the reader of the rows of cluster home before anything was read.
 func NewReader(cfg Config, home int) Reader { return Reader{cfg: cfg, home: home} }
 
-// Start begins a process, at any state that was kept, before anything is read: silence is counted from here.
-func (r *Reader) Start(now time.Duration) { r.since, r.asked = now, asked{} }
+// Start begins a process, at any state that was kept, before anything is read: silence is counted anew.
+func (r *Reader) Start(now time.Duration) {
+	r.end, r.asked = false, asked{}
+	r.heard(now)
+}
+
+// End says that the own WAL is read to its end, which was asked for at now or later. Call it as often as that
+// can be known, and before Next: only at such a moment there may be a claim.
+func (r *Reader) End(now time.Duration) { r.ended, r.end = now, true }
+
+// heard begins the silence again. Who reads a backlog does not know when the row came, and has its turns at
+// other times than the rest: it waits for a whole circle more, in which whoever else can claim does.
+func (r *Reader) heard(now time.Duration) {
+	r.since = now
+	if !r.end || now-r.ended > r.cfg.Delay/8 {
+		r.since += time.Duration(r.cfg.Count-1) * r.cfg.Delay
+	}
+}
 
 // Commit takes a commit of the home that has events.
 func (r *Reader) Commit(lsn outbox.LSN) { r.newest = max(r.newest, lsn) }
@@ -55,7 +74,8 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 		if from, to := max(row.From, r.settled), min(row.To, r.newest); row.By == r.cfg.Self && from < to {
 			publish = Range{from, to}
 		}
-		r.settled, r.since = max(r.settled, row.To), now
+		r.settled = max(r.settled, row.To)
+		r.heard(now)
 	}
 	return publish
 }
@@ -71,25 +91,23 @@ func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 		}
 	case relay.Yield:
 		if row.Hello >= r.hello { // else it was written before a hello that came first
-			r.yielded, r.since = true, now
+			r.yielded = true
+			r.heard(now)
 		}
 	}
 	if !r.yielded {
-		r.since = now
+		r.heard(now)
 	}
 }
 
 // Next is the row that has to be written now; none if its Kind is 0. Ask whenever no other one is under way.
-// end says that the own WAL was read to its end, which was asked for after everything up to now was committed.
-func (r *Reader) Next(now time.Duration, end bool) relay.ClusterRow {
-	if r.asked.open(now, r.cfg.Delay) || r.hello == 0 {
-		return relay.ClusterRow{}
-	}
+func (r *Reader) Next(now time.Duration) relay.ClusterRow {
+	open := r.asked.open(now, r.cfg.Delay)
 	row := relay.ClusterRow{By: r.cfg.Self, Home: r.home, Hello: r.hello}
 	switch {
-	case r.echoes[r.cfg.Self] < r.hello:
-		row.Kind = relay.Echo
-	case end && r.newest > r.settled && r.turn(now):
+	case r.echoes[r.cfg.Self] < r.hello && !(open && r.asked.row == echo(row)):
+		row = echo(row) // whatever claim is open: behind the echo it is void
+	case r.hello > 0 && !open && r.end && r.ended == now && r.newest > r.settled && r.turn(now):
 		row.Kind, row.From, row.To = relay.Claim, r.settled, r.newest
 	default:
 		return relay.ClusterRow{}
@@ -98,15 +116,20 @@ func (r *Reader) Next(now time.Duration, end bool) relay.ClusterRow {
 	return row
 }
 
+func echo(row relay.ClusterRow) relay.ClusterRow { row.Kind = relay.Echo; return row }
+
 // turn reports whether this cluster may claim: silence has slots, of which the first is the home's own, and
-// each later one that of the next cluster behind it, in a circle. In its second half nobody claims, so that a
-// claim gets everywhere before the next one's turn. A yield is a slot of silence.
+// each later one that of the next cluster behind it, in a circle. Only in its first quarter it claims, so that
+// the claim is committed in the first half, and gets everywhere in the second. A yield is a slot of silence.
 func (r *Reader) turn(now time.Duration) bool {
 	silent := now - r.since
 	if r.yielded {
 		silent += r.cfg.Delay
 	}
+	if silent < r.cfg.Delay {
+		return false
+	}
 	slot, into := int64(silent/r.cfg.Delay), silent%r.cfg.Delay
 	behind := int64((r.cfg.Self-r.home+r.cfg.Count)%r.cfg.Count) - 1
-	return slot >= 1 && (slot-1)%int64(r.cfg.Count-1) == behind && into < r.cfg.Delay/2
+	return (slot-1)%int64(r.cfg.Count-1) == behind && into < r.cfg.Delay/4
 }

@@ -21,6 +21,7 @@ var rules = map[string]string{
 	"rank":      "a slot belongs to everybody",
 	"read":      "a claim may come before the own WAL is read to its end",
 	"fresh":     "who returns counts silence from before its return",
+	"behind":    "who reads a backlog counts silence as if it had just come",
 	"range":     "a claim's range is greater than what is published for it",
 	"order":     "rows are not replicated in their order",
 	"away":      "a home that has yielded publishes again as soon as its NATS is back",
@@ -150,6 +151,8 @@ func (w *world) start(c *cluster) {
 			p.home.waits = p.home.waits && w.bent != "echo"
 		} else if p.reader.Start(w.time()); w.bent == "fresh" {
 			p.reader.since = since
+		} else if w.bent == "behind" {
+			p.reader.since = w.time()
 		}
 	}
 }
@@ -224,9 +227,10 @@ func (w *world) fail(c *cluster, kind string) {
 
 func (w *world) mend(c *cluster) {
 	for _, d := range w.cs[1:] {
-		for lsn := outbox.LSN(1); lsn <= d.procs[c.id].reader.newest && !w.cut && d != c; lsn++ {
+		r := &d.procs[c.id].reader
+		for lsn := outbox.LSN(1); lsn <= r.newest && r.hello > 0 && !w.cut && d != c; lsn++ {
 			e := event{c.id, lsn}
-			if len(w.by[e]) == 0 && w.now-max(d.came[e], c.begun) >= 4*w.delay {
+			if len(w.by[e]) == 0 && w.now-max(d.came[e], c.begun) >= (w.n+2)*w.delay {
 				w.problem = fmt.Errorf("nobody publishes %v while %s", e, c.kind)
 			}
 		}
@@ -327,6 +331,9 @@ func (w *world) outflow(c *cluster) {
 			w.take(c, h, p, c.wal[p.read])
 			p.read++
 		}
+		if end := p.read == len(c.wal) || w.bent == "read"; end && c.nats && h != c.id {
+			p.reader.End(w.time())
+		}
 		if c.nats {
 			w.work(c, h, p)
 		}
@@ -365,7 +372,7 @@ func (w *world) take(c *cluster, h int, p *process, e entry) {
 		p.home.Row(&row)
 		return
 	}
-	before := *r
+	yielded, since, end, ended := r.yielded, r.since, r.end, r.ended
 	switch {
 	case w.bent == "claimed" && row.Kind == relay.Claim && row.Home == h && row.By != c.id:
 		r.since = w.time()
@@ -373,9 +380,13 @@ func (w *world) take(c *cluster, h int, p *process, e entry) {
 	case w.bent == "watermark" && row.Kind == relay.Published:
 		row.To = 0
 	}
+	if w.bent == "behind" {
+		r.end, r.ended = true, w.time()
+	}
 	publish := r.Row(w.time(), &row)
+	r.end, r.ended = end, ended
 	if w.bent == "over" && row.Kind == relay.Hello && row.By == h {
-		r.yielded, r.since = before.yielded, before.since
+		r.yielded, r.since = yielded, since
 	}
 	if w.bent == "range" && publish != (Range{}) {
 		publish.To = max(min(publish.To, row.To-2), publish.From)
@@ -452,23 +463,33 @@ func (w *world) say(c *cluster, h int, p *process) {
 		w.yields++
 	}
 	p.busy = &sent{w.now + late, entry{from: c.id, row: row}}
+	if w.chance(.1) { // the connection fails: nobody knows what becomes of it
+		c.strays, p.busy = append(c.strays, *p.busy), nil
+	}
 }
 
 func (w *world) next(c *cluster, h int, p *process) relay.ClusterRow {
-	r, end := &p.reader, (p.read == len(c.wal) || w.bent == "read") && c.nats
+	r := &p.reader
 	if !(w.bent == "rank" || w.bent == "turn" && r.yielded) || r.echoes[c.id] < r.hello {
-		return r.Next(w.time(), end)
+		return r.Next(w.time())
 	}
 	// as one of two clusters it is behind the home always
 	q := *r
 	q.cfg.Self, q.cfg.Count = h+1, 2
 	q.echoes[h+1] = r.hello
-	row := q.Next(w.time(), end)
+	row := q.Next(w.time())
 	if row.Kind != 0 {
 		row.By = c.id
 		r.asked = asked{row, w.time()}
 	}
 	return row
+}
+
+func (w *world) written() (n int) {
+	for _, c := range w.cs[1:] {
+		n += int(c.written)
+	}
+	return n
 }
 
 // tally is what happened in a world, or several.
@@ -490,7 +511,7 @@ func run(seed uint64, cut bool, bent string, steps int) (t tally, err error) {
 		w.step()
 	}
 	w.calm = true
-	for range 10 * w.delay {
+	for i := 0; i < 10*w.delay && (i < 4*w.delay || len(w.by) < w.written()); i++ {
 		w.step()
 	}
 	t = tally{claims: w.claims, yields: w.yields, faults: w.faults}
