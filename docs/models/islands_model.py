@@ -5,7 +5,8 @@ covers them, or until they may claim them. A claim is a row as well, for a range
 WAL: what it holds of the range there, it publishes.
 - A home that is silent may be claimed from. Its silence is the time since the newest row that its Outflow wrote was read, by the clock of who
   reads, in slots of `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first quarter, if it has read its own
-  WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down itself begins to count when it is back.
+  WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down, or reads a backlog, does
+  not know when a row came: it counts anew, and a whole circle of slots more.
 - A claim is committed within a quarter of `delay`, or never. It names the newest hello of the home that its writer has read: behind its writer's echo of a
   later one it is void, for everybody.
 - A home whose own NATS is away for `delay` writes a yield: the next cluster may claim at once, and goes on doing so. From there on the
@@ -14,7 +15,7 @@ WAL: what it holds of the range there, it publishes.
   that: what they have claimed comes before their echo. Meanwhile it gives signs of life. It leaves out what was claimed.
 
 The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away) and `delay` above four lags: nothing is lost; what
-has reached a living cluster is published after four delays; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
+has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
 acknowledgement had not come when the NATS went away. With `cut` links between living clusters fail as well, and things break together: then
 nothing is lost all the same, and what is there twice is counted.
 
@@ -32,6 +33,7 @@ MUTATIONS = {
     "rank": "a slot belongs to everybody",
     "read": "a claim may come before the own WAL is read to its end",
     "fresh": "who returns counts silence from before its return",
+    "behind": "who reads a backlog counts silence as if it had just come",
     "range": "a claim's range is greater than what is published for it",
     "order": "rows are not replicated in their order",
     "away": "a home that has yielded publishes again as soon as its NATS is back",
@@ -56,10 +58,13 @@ class Cluster:
         s.todo, s.duty, s.held = [], [], [[] for _ in range(n)]         # own events, claimed ones, and foreign ones that are held
         s.mark, s.seen, s.yielded = [0] * n, [0] * n, [None] * n        # by home: watermark, when its newest row was read, and its yield
         s.claims = [[] for _ in range(n)]                               # by home: ranges, both ends included
-        s.heard = [[0] * n for _ in range(n)]                           # by home: of which hello each cluster has written an echo
+        s.echoed = [[0] * n for _ in range(n)]                           # by home: of which hello each cluster has written an echo
+        s.ended = -1 << 30                                              # when its own WAL was last read to the end
         s.hello, s.late, s.came = [0] * n, {}, {}                       # by home: its newest hello; its claim that is on its way; when an event came
         s.token, s.echoes, s.sent = 0, None, 0                          # echoes: who has echoed, None: none are awaited; sent: the last watermark
         s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: without an acknowledgement; gave: it has yielded
+
+    def heard(s, w): return w.now if w.now - s.ended <= w.delay / 8 or bent == "behind" else w.now + (w.n - 1) * w.delay
 
     def claimed(s, h, p): return any(lo <= p <= hi for lo, hi in s.claims[h])
 
@@ -109,7 +114,7 @@ class World:
         kind, begun = s.faults.pop(c.c)[0], c.begun
         for d in s.clusters:
             for p in d.held[c.c] if not s.cut and d is not c else ():
-                assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun) < 4 * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
+                assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun) < (s.n + 2) * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
         if kind == "nats":
             c.nats = True
             return
@@ -120,7 +125,8 @@ class World:
                 d.links[c.c] = [(max(t, at), r) for t, r in d.links[c.c]]
         c.up = c.run = True
         if bent != "fresh":
-            c.seen, c.yielded = [s.now] * s.n, [None if y is None else s.now for y in c.yielded]
+            c.ended = -1 << 30
+            c.seen, c.yielded = [c.heard(s)] * s.n, [None if y is None else c.heard(s) for y in c.yielded]
         s.hello(c)
 
     def hello(s, c):
@@ -131,11 +137,11 @@ class World:
     def take(s, c, home, row):
         """One row of the WAL."""
         kind, own = row[0], home == c.c
-        if kind != "event" or bent == "signs": c.seen[home] = s.now
+        if kind != "event" or bent == "signs": c.seen[home] = c.heard(s)
         if kind == "event":
             (c.todo if own else c.held[home]).append(row[1])
             c.came[home, row[1]] = s.now
-        elif own and kind == "echo": c.heard[home][row[1]] = row[2]
+        elif own and kind == "echo": c.echoed[home][row[1]] = row[2]
         elif own and kind != "claim": return
         elif kind == "watermark":
             c.mark[home] = max(c.mark[home], row[1])
@@ -143,20 +149,20 @@ class World:
         elif kind == "claim":
             _, h, lo, hi, token = row
             if own: c.late.pop(h, None)
-            if token < c.heard[home][h] and bent != "late": return      # the home may have published them
+            if token < c.echoed[home][h] and bent != "late": return      # the home may have published them
             if own: mine = [p for p in c.held[h] if lo <= p <= hi - (2 if bent == "range" else 0)]
             if own and not (bent == "forget" and s.rnd.random() < .1): c.duty += [(h, p) for p in mine]
             c.claims[h].append((lo, hi))
-            c.seen[h] = s.now
-            if c.yielded[h] is not None: c.yielded[h] = s.now
+            c.seen[h] = c.heard(s)
+            if c.yielded[h] is not None: c.yielded[h] = c.heard(s)
             if own or bent != "claimed": c.held[h] = [p for p in c.held[h] if not lo <= p <= hi]
-        elif kind == "yield": c.yielded[home] = s.now
+        elif kind == "yield": c.yielded[home] = c.heard(s)
         elif kind == "hello":
             if bent != "over": c.yielded[home] = None
             c.hello[home] = row[1]
             s.write(c, "echo", home, row[1])
         elif kind == "echo":
-            c.heard[home][row[1]] = row[2]
+            c.echoed[home][row[1]] = row[2]
             if row[1] == c.c and c.echoes is not None and (row[2] == c.token or bent == "token"): c.echoes.add(home)
 
     def own(s, c):
@@ -221,6 +227,7 @@ class World:
             while c.read < len(c.wal) and (s.calm or rnd.random() < .9):
                 c.read += 1
                 s.take(c, *c.wal[c.read - 1])
+            if c.read == len(c.wal): c.ended = s.now
             for h in range(s.n):
                 if h != c.c and c.nats: s.claim(c, h)
             s.own(c)
