@@ -5,8 +5,11 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/seeds"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 var (
@@ -56,5 +59,102 @@ func TestEachRuleIsNeeded(t *testing.T) {
 			}
 			t.Errorf("not missed: %s", rules[rule])
 		})
+	}
+}
+
+// twoClusters is a reader in cluster 2 of the rows of cluster 1, of two, which has read a hello and its own
+// echo of it at 0.
+func twoClusters() Reader {
+	r := NewReader(Config{Self: 2, Count: 2, Delay: 100}, 1)
+	r.Start(-1000)
+	r.End(0)
+	r.Row(0, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 5})
+	r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+	return r
+}
+
+// at is what a reader asks for at the end of its WAL.
+func at(r *Reader, now time.Duration) relay.ClusterRow {
+	r.End(now)
+	return r.Next(now)
+}
+
+// TestAClaimActsWhereItIsRead: of what it names nothing is published that was settled before it in the WAL,
+// and nothing that had not come.
+func TestAClaimActsWhereItIsRead(t *testing.T) {
+	t.Parallel()
+	claim := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 5, From: 10, To: 40}
+	for settled, want := range map[outbox.LSN]Range{0: {10, 30}, 20: {20, 30}, 30: {}, 50: {}} {
+		r := twoClusters()
+		r.Commit(30)
+		r.Row(1, &relay.ClusterRow{Kind: relay.Published, By: 1, To: settled})
+		if got := r.Row(2, &claim); got != want {
+			t.Errorf("settled up to %v: %+v, want %+v", settled, got, want)
+		}
+		if again := r.Row(3, &claim); again != (Range{}) {
+			t.Errorf("settled up to %v: %+v once more", settled, again)
+		}
+	}
+	r := twoClusters()
+	r.Commit(30)
+	other := claim
+	other.Home = 3
+	if got := r.Row(1, &other); got != (Range{}) {
+		t.Errorf("of another home: %+v", got)
+	}
+}
+
+// TestAHomeThatSaysNothingIsNotClaimedFrom: neither one that has never said hello, as one of an older version,
+// nor one whose yield comes late, behind the hello that ended it.
+func TestAHomeThatSaysNothingIsNotClaimedFrom(t *testing.T) {
+	t.Parallel()
+	r := NewReader(Config{Self: 2, Count: 2, Delay: 100}, 1)
+	r.Commit(10)
+	for now := range time.Duration(1000) {
+		if row := at(&r, now); row.Kind != 0 {
+			t.Fatalf("at %d: %v", now, row.Content())
+		}
+	}
+	r = twoClusters()
+	r.Commit(10)
+	r.Row(1, &relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 4})
+	if row := at(&r, 2); row.Kind != 0 {
+		t.Errorf("after a yield that was late: %v", row.Content())
+	}
+	r.Row(3, &relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 5})
+	want := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 5, To: 10}
+	if row := at(&r, 4); row != want {
+		t.Errorf("after a yield: %v", row.Content())
+	}
+}
+
+// TestWhatIsNotReadIsAskedForAgain: a row of which nobody knows, when it can't be committed any more; not
+// before, and not when it was read.
+func TestWhatIsNotReadIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+	h.Start(7)
+	kinds := func(from, to time.Duration, kind relay.ClusterRowKind) (asked []time.Duration) {
+		for now := from; now < to; now++ {
+			if row := h.Next(now); row.Kind == kind {
+				asked = append(asked, now)
+			} else if row.Kind != 0 && row.Kind != relay.Published {
+				t.Errorf("at %d: %v", now, row.Content())
+			}
+		}
+		return asked
+	}
+	if got := kinds(0, 60, relay.Hello); !slices.Equal(got, []time.Duration{0, 25, 50}) {
+		t.Errorf("hello at %v", got)
+	}
+	h.Row(&relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7})
+	h.Row(&relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7})
+	h.Away(100)
+	if got := kinds(100, 250, relay.Yield); !slices.Equal(got, []time.Duration{201, 226}) {
+		t.Errorf("yield at %v", got)
+	}
+	h.Row(&relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 7})
+	if got := kinds(250, 400, relay.Yield); got != nil || h.May(1) != Wait {
+		t.Errorf("yield again at %v; %v", got, h.May(1))
 	}
 }
