@@ -259,8 +259,8 @@ func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
 			t.Errorf("%.40q: %+v, %d malformed", content, got, bad)
 		}
 	}
-	if got, _, bad := read(cfg, "pg_16501", slices.Repeat([][]byte{row(claim)}, maxClusterRows+1)...); bad != 1 ||
-		len(got) != maxClusterRows {
+	many := slices.Repeat([][]byte{row(claim)}, maxClusterRows+1)
+	if got, _, bad := read(cfg, "pg_16501", many...); bad != 1 || len(got) != maxClusterRows {
 		t.Errorf("%d rows of one transaction, %d malformed", len(got), bad)
 	}
 }

@@ -20,8 +20,8 @@ type Config struct {
 	// Origin is the replication origin of Mapping.Subscription: transactions with another one, or none, are
 	// no inputs. "" where there is no such subscription.
 	Origin string
-	// Clusters says of which cluster a transaction with a replication origin is, by the origin's name; the one
-	// without a name is this cluster's own. Cluster rows of others are passed over; without it all are.
+	// Clusters says of which cluster a transaction with a replication origin is, by the origin's name; the
+	// one without a name is this cluster's own. Cluster rows of others are passed over; without it all are.
 	Clusters map[string]int
 
 	// Unread is a table, as schema.name, whose rows somebody may mean as events although Mapping.Source says
@@ -71,9 +71,9 @@ type Result struct {
 	// ClusterRows are those of the transaction, with Commit, in their order. They come from each cluster of
 	// Config.Clusters, whatever else of its transactions is an input. They are the caller's.
 	ClusterRows []relay.ClusterRow
-	// Malformed says that a transactional message was meant as a change of this slot's settings, or a control
-	// row as a watermark or a cluster row, and can't be read as one: it is malformed or of an unknown version.
-	// It is no input: to be counted and logged. Kind is Nothing then.
+	// Malformed says that a transactional message was meant as a change of this slot's settings, or a
+	// control row as a watermark or a cluster row, and can't be read as one: it is malformed or of an
+	// unknown version. It is no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
 	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless

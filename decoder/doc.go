@@ -30,9 +30,9 @@
 // into that one and nothing else: messages are not replicated, and the order must not depend on where the WAL
 // is read.
 //
-// What clusters say to one another about who publishes what are rows of that table as well, and no inputs: the
-// order does not depend on them. They are read from the transactions of each cluster that Config.Clusters
-// names, this one's own among them, in the order of the WAL.
+// What clusters say to one another about who publishes what are rows of that table as well, and no inputs:
+// the order does not depend on them. They are read from the transactions of each cluster that
+// Config.Clusters names, this one's own among them, in the order of the WAL.
 //
 // # Rows and messages
 //

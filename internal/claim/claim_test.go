@@ -42,7 +42,8 @@ func TestTheRuleHoldsWhatTheModelClaims(t *testing.T) {
 }
 
 // missedBy are seeds that miss a rule, where the first ones do not: they save looking for one.
-var missedBy = map[string]uint64{"behind": 1572, "fresh": 137, "late": 108, "order": 153, "read": 148, "slow": 65}
+var missedBy = map[string]uint64{"behind": 1572, "fresh": 137, "late": 108, "order": 153, "read": 148,
+	"slow": 65}
 
 // TestEachRuleIsNeeded takes away one rule after the other: each is missed.
 func TestEachRuleIsNeeded(t *testing.T) {
@@ -104,8 +105,8 @@ func TestAClaimActsWhereItIsRead(t *testing.T) {
 	}
 }
 
-// TestAHomeThatSaysNothingIsNotClaimedFrom: neither one that has never said hello, as one of an older version,
-// nor one whose yield comes late, behind the hello that ended it.
+// TestAHomeThatSaysNothingIsNotClaimedFrom: neither one that has never said hello, as one of an older
+// version, nor one whose yield comes late, behind the hello that ended it.
 func TestAHomeThatSaysNothingIsNotClaimedFrom(t *testing.T) {
 	t.Parallel()
 	r := NewReader(Config{Self: 2, Count: 2, Delay: 100}, 1)

@@ -27,8 +27,9 @@ func (a asked) open(now, delay time.Duration) bool { return a.row.Kind != 0 && n
 // echoes is for each cluster the newest hello of a home of which it has written an echo.
 type echoes [outbox.MaxCluster + 1]uint64
 
-// void reports whether a claim counts for nobody: its writer had said before it that it claims no more of what
-// was there at a later hello. Who reads the rows of that writer in their order knows it as well as anybody.
+// void reports whether a claim counts for nobody: its writer had said before it that it claims no more of
+// what was there at a later hello. Who reads the rows of that writer in their order knows it as well as
+// anybody.
 func (e *echoes) void(claim *relay.ClusterRow) bool { return claim.Hello < e[claim.By] }
 
 // Home decides what a cluster may publish of its own commits, and what it has to say to the others.

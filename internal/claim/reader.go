@@ -119,8 +119,9 @@ func (r *Reader) Next(now time.Duration) relay.ClusterRow {
 func echo(row relay.ClusterRow) relay.ClusterRow { row.Kind = relay.Echo; return row }
 
 // turn reports whether this cluster may claim: silence has slots, of which the first is the home's own, and
-// each later one that of the next cluster behind it, in a circle. Only in its first quarter it claims, so that
-// the claim is committed in the first half, and gets everywhere in the second. A yield is a slot of silence.
+// each later one that of the next cluster behind it, in a circle. Only in its first quarter it claims, so
+// that the claim is committed in the first half, and gets everywhere in the second. A yield is a slot of
+// silence.
 func (r *Reader) turn(now time.Duration) bool {
 	silent := now - r.since
 	if r.yielded {

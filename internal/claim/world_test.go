@@ -10,8 +10,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// rules are those of docs/models/islands_model.py that a world can do without; some of the driver's duties are
-// among them. bent is the one that is taken away.
+// rules are those of docs/models/islands_model.py that a world can do without; some of the driver's duties
+// are among them. bent is the one that is taken away.
 var rules = map[string]string{
 	"echo":      "a home that returns publishes at once",
 	"token":     "an echo of an earlier hello counts",

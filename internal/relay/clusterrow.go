@@ -57,8 +57,8 @@ const clusterRowVersion = 1
 
 // Content is the content of the control row.
 func (r ClusterRow) Content() string {
-	return fmt.Sprintf("v=%d %v by=%d home=%d hello=%d from=%v to=%v", clusterRowVersion, r.Kind, r.By, r.Home,
-		r.Hello, r.From, r.To)
+	return fmt.Sprintf("v=%d %v by=%d home=%d hello=%d from=%v to=%v", clusterRowVersion, r.Kind, r.By,
+		r.Home, r.Hello, r.From, r.To)
 }
 
 // ParseClusterRow reads exactly what [ClusterRow.Content] writes. It is a claim of whoever may write control
