@@ -12,9 +12,12 @@ import (
 )
 
 const (
-	pause = 20 * time.Millisecond // between two checks
-	// what one check counts for at most: a machine that stands still doesn't use up the wait
-	step = 100 * time.Millisecond
+	// between two checks at least, and at most: a check that takes long, as one that runs a program does, is
+	// made less often, or the wait would keep a core from what is waited for
+	least, most = 20 * time.Millisecond, 400 * time.Millisecond
+	// what one check counts for at most, beside the pause behind it: a machine that stands still doesn't use up
+	// the wait
+	step = 80 * time.Millisecond
 
 	// Limit is how long a wait takes at most.
 	Limit = 3 * time.Minute
@@ -53,14 +56,16 @@ var errNotYet = errors.New("not yet")
 func until(check func() error, alive []func() error) error {
 	var last string
 	var still time.Duration // without a change
+	var pause time.Duration
 	for begun, before := time.Now(), time.Now(); ; time.Sleep(pause) {
+		asked := time.Now()
 		err := check()
 		if err == nil {
 			return nil
 		}
 		now := time.Now()
-		still += min(now.Sub(before), step)
-		before = now
+		still += min(now.Sub(before), pause+step)
+		before, pause = now, min(max(2*now.Sub(asked), least), most)
 		if text := err.Error(); text != last {
 			last, still = text, 0
 		}

@@ -18,7 +18,7 @@ var seen atomic.Int64
 func WatchMachine() {
 	go func() {
 		for before := time.Now(); ; {
-			time.Sleep(pause)
+			time.Sleep(least)
 			now := time.Now()
 			if still := now.Sub(before); still > Standstill {
 				seen.Store(now.UnixNano())
