@@ -111,6 +111,16 @@ func (s *Server) URL(database string) string {
 
 // CreateDatabase makes an empty database and returns its URL.
 func (s *Server) CreateDatabase(ctx context.Context, name string) (string, error) {
+	conn, err := pgx.Connect(ctx, s.URL("postgres"))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return s.CreateDatabaseOn(ctx, conn, name)
+}
+
+// CreateDatabaseOn is CreateDatabase over a connection of the superuser's.
+func (s *Server) CreateDatabaseOn(ctx context.Context, conn *pgx.Conn, name string) (string, error) {
 	sql := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize()
 	if s.Installation.Major >= 15 {
 		// The files are copied, as before 15. Otherwise all of the template's pages go into the WAL, which
@@ -119,7 +129,7 @@ func (s *Server) CreateDatabase(ctx context.Context, name string) (string, error
 	}
 	deadline := time.Now().Add(startTimeout)
 	for {
-		err := s.exec(ctx, sql)
+		_, err := conn.Exec(ctx, sql)
 		if err == nil {
 			return s.URL(name), nil
 		}

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/tier"
@@ -55,6 +57,7 @@ func removeShared() {
 	for _, l := range shared.Range {
 		all.Go(func() {
 			if s := l.(*lazyServer).s; s != nil {
+				closeIdle(s)
 				if err := s.Remove(); err != nil {
 					fmt.Fprintln(os.Stderr, err)
 				}
@@ -150,7 +153,11 @@ func serverOf(t testing.TB, major int) *pgserver.Server {
 	i := installation(t, major)
 	entry, _ := shared.LoadOrStore(major, &lazyServer{})
 	l := entry.(*lazyServer)
-	l.once.Do(func() { l.s, l.err = start(i, nil) })
+	l.once.Do(func() {
+		if l.s, l.err = start(i, nil); l.s != nil {
+			idle.Store(l.s, make(chan *pgx.Conn, mostIdle))
+		}
+	})
 	if l.err != nil {
 		t.Fatal(l.err)
 	}
