@@ -48,6 +48,7 @@ type tests struct{ m interface{ Run() int } }
 
 func (t tests) Run() int {
 	sweep()
+	defer printCPU()
 	defer removeShared()
 	return t.m.Run()
 }

@@ -49,18 +49,19 @@ type report struct {
 	skipped map[string][]string // names by reason
 	times   []timed
 	marks   map[string][]string // the lines that begin with a word of marked
+	cpu     map[string]string   // by package, of its tests and of what they started; internal/lab/pgtest
 	passed  int
 }
 
 // marked lines are printed by tests: internal/lab/await and the end-to-end tests say what they mean.
-var marked = regexp.MustCompile(`^(postgres|seeds|retry|standstill): (.*)`)
+var marked = regexp.MustCompile(`^(postgres|seeds|retry|standstill|cpu): (.*)`)
 
 // reason is what a skipped test said last.
 var reason = regexp.MustCompile(`^ +\S+\.go:\d+: (.*)`)
 
 func main() {
 	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
-		marks: map[string][]string{}}
+		marks: map[string][]string{}, cpu: map[string]string{}}
 	if err := r.read(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
@@ -99,7 +100,9 @@ func (r *report) take(e event, out io.Writer) {
 			r.output[name] = &strings.Builder{}
 		}
 		r.output[name].WriteString(e.Output)
-		if m := marked.FindStringSubmatch(e.Output); m != nil {
+		if m := marked.FindStringSubmatch(e.Output); m != nil && m[1] == "cpu" {
+			r.cpu[e.Package] = m[2]
+		} else if m != nil {
 			r.marks[m[1]] = append(r.marks[m[1]], m[2])
 		}
 	case "pass":
@@ -131,7 +134,11 @@ func (r *report) take(e event, out io.Writer) {
 	switch e.Action {
 	case "pass", "skip", "fail":
 		if e.Test == "" && e.Action != "skip" { // of a package: it has no tests
-			fmt.Fprintf(out, "%-4s  %-45s %7.1f s\n", e.Action, name, e.Elapsed)
+			line := fmt.Sprintf("%-4s  %-45s %7.1f s", e.Action, name, e.Elapsed)
+			if cpu := r.cpu[e.Package]; cpu != "" {
+				line += fmt.Sprintf("%10s of CPU", cpu)
+			}
+			fmt.Fprintln(out, line)
 		} else if e.Test != "" && !strings.Contains(e.Test, "/") {
 			r.times = append(r.times, timed{name, e.Elapsed})
 		}

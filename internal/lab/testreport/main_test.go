@@ -18,6 +18,7 @@ const run = `{"Action":"start","Package":"github.com/outflowhq/outflow/sink"}
 {"Action":"skip","Package":"github.com/outflowhq/outflow/sink","Test":"TestC","Elapsed":0}
 {"Action":"output","Package":"github.com/outflowhq/outflow/sink","Test":"TestD","Output":"goroutine 7 [chan receive, 15 minutes]:\n"}
 {"Action":"output","Package":"github.com/outflowhq/outflow/sink","Output":"standstill: 2s\n"}
+{"Action":"output","Package":"github.com/outflowhq/outflow/sink","Output":"cpu: 12.5 s\n"}
 {"Action":"fail","Package":"github.com/outflowhq/outflow/sink","Elapsed":9}
 go: downloading something
 {"ImportPath":"github.com/outflowhq/outflow/broken","Action":"build-output","Output":"x.go:1:1: expected package\n"}
@@ -27,7 +28,7 @@ go: downloading something
 func TestARunIsSummedUp(t *testing.T) {
 	t.Parallel()
 	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
-		marks: map[string][]string{}}
+		marks: map[string][]string{}, cpu: map[string]string{}}
 	var out strings.Builder
 	must.Succeed(t, r.read(strings.NewReader(run), &out))
 	r.print(&out)
@@ -40,6 +41,9 @@ func TestARunIsSummedUp(t *testing.T) {
 	if r.passed != 1 || len(r.marks["retry"]) != 1 || len(r.marks["standstill"]) != 1 ||
 		r.times[0].name != "sink TestB" {
 		t.Errorf("%+v", r)
+	}
+	if !strings.Contains(out.String(), "9.0 s    12.5 s of CPU\n") {
+		t.Errorf("no CPU time of sink:\n%s", out.String())
 	}
 	_, failed, _ := strings.Cut(out.String(), "== failed")
 	for _, want := range []string{"the stream has 3 messages", "expected package", "15 minutes"} {
