@@ -83,3 +83,23 @@ func TestAWaitEndsWhenNothingChanges(t *testing.T) {
 		}
 	}
 }
+
+// A check that runs a program would otherwise keep a core from what is waited for.
+func TestASlowCheckIsMadeLessOften(t *testing.T) {
+	for _, c := range []struct {
+		takes time.Duration
+		most  int // checks within 12 s
+	}{{0, 602}, {100 * time.Millisecond, 42}, {time.Second, 10}} {
+		checks := 0
+		failed, _ := waits(t, func(since time.Duration) error {
+			if checks++; since > 12*time.Second {
+				return nil
+			}
+			time.Sleep(c.takes)
+			return errNotYet
+		})
+		if failed != "" || checks > c.most || checks < c.most/2 {
+			t.Errorf("a check of %v was made %d times, want %d at most: %s", c.takes, checks, c.most, failed)
+		}
+	}
+}
