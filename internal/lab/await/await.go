@@ -15,8 +15,8 @@ const (
 	// between two checks at least, and at most: a check that takes long, as one that runs a program does, is
 	// made less often, or the wait would keep a core from what is waited for
 	least, most = 20 * time.Millisecond, 400 * time.Millisecond
-	// what one check counts for at most, beside the pause behind it: a machine that stands still doesn't use up
-	// the wait
+	// what one check counts for at most, beside the pause before it: a machine that stands still doesn't use
+	// up the wait
 	step = 80 * time.Millisecond
 
 	// Limit is how long a wait takes at most.

@@ -8,8 +8,8 @@ import (
 )
 
 // printCPU prints the CPU time of this process and of those that it has waited for, with theirs: servers and
-// programs. The report of a test run shows it beside the time of the package: where it is far less than that of
-// all cores, the tests wait.
+// programs. The report of a test run shows it beside the time of the package: where it is far less than that
+// of all cores, the tests wait.
 func printCPU() {
 	var all time.Duration
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {

@@ -41,8 +41,8 @@ func Database(t testing.TB, s *pgserver.Server) string {
 	return url
 }
 
-// idle holds the idle connections of asAdmin, a chan *pgx.Conn for each shared *pgserver.Server. The others may
-// be stopped at any time.
+// idle holds the idle connections of asAdmin, a chan *pgx.Conn for each shared *pgserver.Server. The others
+// may be stopped at any time.
 var idle sync.Map
 
 const mostIdle = 4 // per server
