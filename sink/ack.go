@@ -61,11 +61,14 @@ func checkBatchStart(m *nats.Msg, stream string) *outbox.Fault {
 // codeBatchRefused is the code of the faults after which the process tries no more batches.
 const codeBatchRefused = "batch_refused"
 
+// codeWrongSequence is the code of a refusal for the expected last sequence, or for the fence.
+const codeWrongSequence = "wrong_last_sequence"
+
 // refusal says what an error of JetStream means.
 func refusal(where string, r *jsapi.Error) *outbox.Fault {
 	switch r.ErrCode {
 	case jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-		return transient("wrong_last_sequence", where+" refused", r)
+		return transient(codeWrongSequence, where+" refused", r)
 	case jsapi.AtomicPublishIncompleteBatch:
 		return transient("batch_incomplete", where+" refused: not all of its batch came in", r)
 	case jsapi.AtomicPublishContainsDuplicateMessage:

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // Batches allows publishers to send messages as atomic batches: a server that syncs each write syncs a batch
@@ -23,7 +25,10 @@ const (
 	maxBatched    = 128 << 10 // bytes of a message that may be in one
 	batchOverhead = 128       // bytes of the headers of a batch, at most
 
-	batchLevel = 5 // of JetStream's API: nats-server 2.15
+	// levels of JetStream's API
+	fenceLevel  = 1 // nats-server 2.11 knows the header that names the fence's subject
+	atomicLevel = 2 // 2.12 has atomic batches
+	batchLevel  = 5 // 2.15 syncs one once
 )
 
 // The server's pace is measured on the first messages of a session, which go one by one. A span are messages
@@ -40,15 +45,25 @@ const (
 
 // batches returns what allows batches on this stream; nil if nothing does. mu is held.
 func (c *Conn) batches() *Batches {
-	b, s := c.cfg.Batches, c.config
-	if b == nil || b.refused.Load() || s == nil || !s.AllowAtomic || s.Replicas > 1 || s.Storage != "file" {
+	b, s, least := c.cfg.Batches, c.config, batchLevel
+	switch {
+	case b == nil || b.refused.Load() || s == nil || !s.AllowAtomic:
+		return nil
+	case c.inTurns():
+		least = atomicLevel
+	case s.Replicas > 1 || s.Storage != "file":
 		return nil
 	}
-	// The level is that of the server that has the stream, which may be another one than we are connected to.
-	if level, err := strconv.Atoi(s.Metadata["_nats.level"]); err != nil || level < batchLevel {
+	if level(s) < least {
 		return nil
 	}
 	return b
+}
+
+// level is that of the server that has the stream, which may be another one than we are connected to.
+func level(s *stream.Config) int {
+	level, _ := strconv.Atoi(s.Metadata["_nats.level"]) // 0: 2.10 does not say
+	return level
 }
 
 // batching is the state of batching in a publisher. It belongs to the publisher's goroutine.

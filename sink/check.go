@@ -12,6 +12,9 @@ import (
 // [Conn.CheckStream]. It allows atomic batches if Config.Batches is set and the server has them.
 func (c *Conn) EnsureStream(ctx context.Context, o stream.Options) error {
 	o.Atomic = c.cfg.Batches != nil && c.level >= batchLevel
+	if c.cfg.Fence {
+		o.Atomic, o.InTurns = c.level >= atomicLevel, o.Replicas > 1
+	}
 	if err := c.Ensure(ctx, o); err != nil {
 		return err
 	}
@@ -22,6 +25,9 @@ func (c *Conn) EnsureStream(ctx context.Context, o stream.Options) error {
 func (c *Conn) CheckStream(ctx context.Context) error {
 	config, err := c.Check(ctx, c.cfg.MaxPayload)
 	if err != nil {
+		return err
+	}
+	if err := c.checkFence(config); err != nil {
 		return err
 	}
 	c.mu.Lock()

@@ -19,6 +19,7 @@ const (
 
 	maxHeaders = 16 << 10 // bytes of the mapped headers
 	overhead   = 128      // bytes that a message counts for the protocol's headers, whatever they take
+	fenceBytes = 112      // likewise, for those of the fence
 
 	defaultInbox = "_INBOX.outflow" // a narrow prefix that a server's permissions can name
 )
@@ -58,6 +59,9 @@ type Config struct {
 	// bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
 	MaxPayload int
 	MsgID      bool // set Nats-Msg-Id to the position
+	// Fence lets each message name the newest cut of the stream, in the shared mode: see
+	// [Publisher.BehindCut].
+	Fence bool
 
 	// Batches allows atomic batches where the stream allows them, has one replica on file, and its server
 	// syncs each write: it says so by being slow. nil: none.

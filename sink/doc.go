@@ -30,6 +30,11 @@
 // messages. Nobody else may know the ingress or be permitted to publish there. If somebody does publish
 // there, [Conn.Watch] notices.
 //
+// Where clusters share a stream, somebody else may go on with it in another way than the one whose messages
+// are still on their way: behind a cut ([outbox.Cut]). So there each message also names the newest cut that
+// its sender knows ([Publisher.BehindCut]), and is refused if the stream has another one. With more than one
+// replica the server takes one such message at a time, or one batch.
+//
 // # What an acknowledgement proves
 //
 // The acknowledgement of sequence s proves every message up to s, so only some messages ask for one: every

@@ -32,7 +32,7 @@ func NewEncoder(cfg Config) (*Encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	enc.msgID = false
+	enc.msgID, enc.fenced = false, false // what is too large stays as it is in the stream
 	enc.order = nil
 	enc.setOrder()
 	return &Encoder{enc: enc}, nil

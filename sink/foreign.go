@@ -47,6 +47,9 @@ func (c *Conn) handleForeign(m *nats.Msg) {
 	if err == nil && (m.Header.Get(nats.ExpectedLastSeqHdr) != "" || m.Header.Get(headerBatchID) != "") {
 		return
 	}
+	if c.cfg.Fence && isCut(m, c.Ingress()) {
+		return
+	}
 	c.fail(&outbox.Fault{
 		Class: outbox.Gap, Code: "foreign_message", Observed: true,
 		Message: fmt.Sprintf("somebody else published to the ingress of stream %s (as %s): a message of "+

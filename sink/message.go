@@ -15,6 +15,10 @@ const (
 	headerExpected = "Nats-Expected-Last-Sequence"
 	headerMsgID    = "Nats-Msg-Id"
 
+	// The last sequence of a subject, and which subject that is.
+	headerFence        = "Nats-Expected-Last-Subject-Sequence"
+	headerFenceSubject = "Nats-Expected-Last-Subject-Sequence-Subject"
+
 	headerBatchCommit = "Nats-Batch-Commit"
 	headerBatchID     = "Nats-Batch-Id"
 	headerBatchSeq    = "Nats-Batch-Sequence"
@@ -32,8 +36,8 @@ type message struct {
 	data    []byte
 	seq     uint64 // predicted
 
-	// Where the expected sequence stands in header. In a batch, lines come before it or, from its second
-	// message on, in its place.
+	// Where the expected sequence and the fence stand in header. In a batch, lines come before them or, from
+	// its second message on, in their place.
 	expected, expectedEnd int
 	lines                 []byte // of a batch; empty: none
 	rest                  int    // where header goes on behind them
@@ -56,6 +60,9 @@ type encoder struct {
 	deadTo      string // the dead letters' subject; "" if a row that can't be published stops
 	ingress     string // prefix of every subject, with its last dot
 	mappedBytes int    // bytes that the mapped headers of the last message take, or would take
+	overhead    int    // bytes that a message counts for the protocol's headers
+	fenced      bool   // a message names the newest cut
+	fence       uint64 // its sequence; 0: the stream has none
 
 	// The broker lost the messages from lostFrom to lostTo, which the message behind lostTo says; 0: none.
 	// It counts as one of the protocol's headers: what is too large does not depend on a loss.
@@ -75,7 +82,11 @@ func newEncoder(c Config) (*encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	enc := &encoder{table: c.Table, template: t, limit: c.MaxPayload, keyed: c.Keyed, msgID: c.MsgID}
+	enc := &encoder{table: c.Table, template: t, limit: c.MaxPayload, keyed: c.Keyed, msgID: c.MsgID,
+		overhead: overhead, fenced: c.Fence}
+	if c.Fence {
+		enc.overhead += fenceBytes
+	}
 	for _, column := range t.Columns() {
 		f, ok := c.Resolve(column)
 		if !ok {
@@ -131,7 +142,7 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 	for _, slot := range enc.order {
 		switch slot {
 		case slotExpected:
-			b = m.expect(b, last)
+			b = enc.expect(m, b, last)
 		case slotMsgID:
 			b = appendMsgID(b, e.Pos)
 		case slotOutflow:
@@ -157,7 +168,7 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 	if mapped > maxHeaders {
 		return HeadersTooLarge
 	}
-	if e.PayloadSize+own+mapped+overhead > enc.limit || e.PayloadSize != len(e.Payload) {
+	if e.PayloadSize+own+mapped+enc.overhead > enc.limit || e.PayloadSize != len(e.Payload) {
 		return TooLarge
 	}
 	return ""
@@ -188,12 +199,17 @@ func (enc *encoder) checkValues(e *relay.Event) Reason {
 	return ""
 }
 
-// expect appends the expected sequence to the header's lines.
-func (m *message) expect(b []byte, last uint64) []byte {
+// expect appends the expected sequence to the header's lines, and the fence behind it.
+func (enc *encoder) expect(m *message, b []byte, last uint64) []byte {
 	m.expected, m.rest, m.lines = len(b), len(b), m.lines[:0]
 	b = append(b, headerExpected+": "...)
 	b = strconv.AppendUint(b, last, 10)
 	b = append(b, "\r\n"...)
+	if enc.fenced {
+		b = append(b, headerFence+": "...)
+		b = strconv.AppendUint(b, enc.fence, 10)
+		b = append(b, "\r\n"+headerFenceSubject+": "+outbox.CutSubject+"\r\n"...)
+	}
 	m.expectedEnd = len(b)
 	return b
 }

@@ -69,7 +69,7 @@ func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, las
 	}
 	m.seq = last + 1
 	m.subject = append(append(m.subject[:0], enc.ingress...), enc.deadTo...)
-	b := m.expect(append(m.header[:0], headerStart...), last)
+	b := enc.expect(m, append(m.header[:0], headerStart...), last)
 	if enc.msgID {
 		b = appendMsgID(b, e.Pos)
 	}
@@ -83,7 +83,7 @@ func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, las
 	m.header = append(b, "\r\n"...)
 	for _, field := range []*string{&d.Detail, &d.Subject, &d.Doc, &d.ID, &d.Table} {
 		m.data = d.encode()
-		if len(m.data)+own+overhead <= enc.limit {
+		if len(m.data)+own+enc.overhead <= enc.limit {
 			return
 		}
 		*field = ""

@@ -53,12 +53,14 @@ type Publisher struct {
 	last      uint64 // predicted for the last message, held back or sent
 	reply     []byte // conn.inbox, and room for a sequence
 	batch     batching
+	turns     bool // see Conn.inTurns
 	began     time.Time
 
 	// Written by the connection's goroutine, where acknowledgements arrive; everything above belongs to the
 	// publisher's owner.
 	ackedAt atomic.Int64 // since began; where batches are allowed
 	acked   atomic.Uint64
+	fence   atomic.Uint64                // that of enc; written by the owner
 	refused atomic.Pointer[outbox.Fault] // the first failure; it ends the publisher
 	notify  chan struct{}
 }
@@ -88,13 +90,14 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 	if c.config != nil {
 		enc.ingress = c.config.Ingress()
 	}
-	allowed := c.batches()
+	allowed, turns := c.batches(), c.inTurns()
 	c.mu.Unlock()
 	p := &Publisher{
 		conn: c, enc: &enc, last: lastSeq, next: new(message), unacked: newUnacked(lastSeq),
-		reply: []byte(c.inbox), batch: newBatching(allowed), began: time.Now(),
+		reply: []byte(c.inbox), batch: newBatching(allowed), turns: turns, began: time.Now(),
 		notify: make(chan struct{}, 1),
 	}
+	p.batch.on = turns && allowed != nil
 	p.window.acked, p.window.sent, p.written = lastSeq, lastSeq, lastSeq
 	p.window.countSince = ackEvery - 1
 	p.acked.Store(lastSeq)
@@ -102,9 +105,12 @@ func (c *Conn) newPublisher(lastSeq uint64) *Publisher {
 }
 
 // Full reports whether 2000 messages or 8 MiB are in flight, including what is held back; fewer while the
-// server's pace is measured. If so call Flush, then wait for Notify.
+// server's pace is measured, and where messages go in turns. If so call Flush, then wait for Notify.
 func (p *Publisher) Full() bool {
 	p.settle()
+	if p.turns {
+		return len(p.held) >= maxBatch || p.heldBytes >= maxBatchBytes
+	}
 	limit := MaxInFlight
 	if p.batch.probing() {
 		limit = paceWindow
@@ -132,7 +138,9 @@ func (p *Publisher) Publish(e *relay.Event, h *outbox.Header) error {
 			slog.String("position", e.Pos.String()),
 			slog.String("id", cut(e.ID, cutValue)), slog.Uint64("seq", p.next.seq))
 	}
-	p.flushHeld(p.next)
+	if !p.turns {
+		p.flushHeld(p.next)
+	}
 	p.held = append(p.held, p.next)
 	p.heldBytes += p.next.size()
 	if n := len(p.free); n > 0 {
@@ -172,6 +180,15 @@ func (p *Publisher) Flush(now time.Time) time.Duration {
 	if p.failure() != nil || len(p.held) == 0 && p.window.sent == p.written {
 		return 0
 	}
+	if p.turns {
+		if p.window.messages() > 0 {
+			return ackTimeout // at the next Notify
+		}
+		p.sendTurn()
+		p.written = p.window.sent
+		p.out.flush(p.window.bytes <= maxDirectBytes)
+		return 0
+	}
 	if p.outstanding() {
 		if p.heldAt.IsZero() {
 			p.heldAt = now
@@ -208,7 +225,7 @@ func (p *Publisher) send(ask bool) {
 		p.unacked.add(m)
 		p.sendOne(m, ask && i == len(p.held)-1 || p.window.needsReply(m.size()))
 	}
-	p.release()
+	p.release(len(p.held))
 }
 
 // sendBatched sends what is held back as part of a batch, of a new one if none is open.
@@ -219,15 +236,17 @@ func (p *Publisher) sendBatched(commit bool) {
 		p.batch.add(m, last)
 		p.sendOne(m, last)
 	}
-	p.release()
+	p.release(len(p.held))
 }
 
-func (p *Publisher) release() {
-	for _, m := range p.held {
+// release takes the first n messages out of those that are held back.
+func (p *Publisher) release(n int) {
+	for _, m := range p.held[:n] {
+		p.heldBytes -= m.size()
 		m.data = nil
 	}
-	p.free = append(p.free, p.held...)
-	p.held, p.heldBytes = p.held[:0], 0
+	p.free = append(p.free, p.held[:n]...)
+	p.held = append(p.held[:0], p.held[n:]...)
 }
 
 // sendOne sends a message that is in unacked.
@@ -325,7 +344,19 @@ func (p *Publisher) refuse(f *outbox.Fault) {
 	p.signal()
 }
 
-// acknowledged takes what comes back on a reply subject.
+// answered takes what an answer says that is no acknowledgement, and reports whether it is none.
+func (p *Publisher) answered(f *outbox.Fault) bool {
+	if f == nil {
+		return false
+	}
+	if p.enc.fenced && f.Code == codeWrongSequence && p.refused.Load() == nil {
+		f = p.conn.fenced(f, p.fence.Load())
+	}
+	p.refuse(f)
+	return true
+}
+
+// handleAck takes what comes back on a reply subject.
 func (c *Conn) handleAck(m *nats.Msg) {
 	p := c.publisher.Load()
 	if p == nil {
@@ -333,17 +364,14 @@ func (c *Conn) handleAck(m *nats.Msg) {
 	}
 	to := strings.TrimPrefix(m.Subject, c.inbox)
 	if to == replyOpened {
-		if f := checkBatchStart(m, c.cfg.Stream); f != nil {
-			p.refuse(f)
-		}
+		p.answered(checkBatchStart(m, c.cfg.Stream))
 		return
 	}
 	seq, err := strconv.ParseUint(to, 10, 64)
 	if err != nil {
 		return // not a reply to anything we sent
 	}
-	if f := checkAck(m, c.cfg.Stream, seq); f != nil {
-		p.refuse(f)
+	if p.answered(checkAck(m, c.cfg.Stream, seq)) {
 		return
 	}
 	if p.refused.Load() == nil && seq > p.acked.Load() {

@@ -33,10 +33,14 @@ func (c *Conn) Resume(old *Publisher, lastSeq uint64) (*Publisher, error) {
 	}
 	p.last = old.last
 	p.enc.lostFrom, p.enc.lostTo = old.enc.lostFrom, old.enc.lostTo
+	p.BehindCut(old.enc.fence)
 	p.unacked = old.unacked
 	p.unacked.drop(lastSeq)
 	c.attach(p)
 	p.batch.on, p.batch.pace.fast = old.batch.on && p.batch.allowed != nil, old.batch.pace.fast
+	if p.turns && !p.batch.on && old.window.sent > lastSeq+1 {
+		return nil, fmt.Errorf("stream %s: what was one batch can't be sent as one any more", c.cfg.Stream)
+	}
 	p.resend(old.window.sent)
 	p.held, p.heldBytes = old.held, old.heldBytes
 	p.written = p.window.sent

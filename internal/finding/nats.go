@@ -90,6 +90,13 @@ var nats = []Finding{
 		Title: "The stream is not at the sequence at which Outflow publishes",
 		Hint: "Another outflow has taken over, or somebody else publishes: Outflow reads the stream " +
 			"again and finds out which."},
+	{Code: "fenced", Severity: Warning, Classes: transient,
+		Title: "Another cluster goes on with the stream: it has a cut that this Outflow did not know",
+		Hint: "Outflow reads the stream again and finds out which. Nothing of what it sent behind the cut " +
+			"is stored, and nothing is lost.",
+		Runbook: "Each message names the newest [cut](format.md#cuts) that its sender knows, and NATS " +
+			"refuses it where the stream has another one. `outflow tail` shows cuts, with the cluster that " +
+			"wrote them."},
 	{Code: "refused", Severity: Error, Classes: transient,
 		Title: "NATS refused a message for a reason that Outflow does not know",
 		Hint:  "The message has NATS's own error. Outflow tries again by itself."},

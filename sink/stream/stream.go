@@ -46,6 +46,7 @@ type Options struct {
 	MaxAge   time.Duration // 0: no limit
 	MaxBytes int64         // 0: no limit
 	Atomic   bool          // allow atomic batches if they can be of use: with one replica, on file
+	InTurns  bool          // they are of use in any case: messages go in turns
 
 	Restoring string // what it is restored from, see [Stream.Restored]; "": it is a new one
 	First     uint64 // the sequence that it begins at; 0: 1
@@ -265,7 +266,7 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 		cfg.MaxBytes = -1
 	}
 	// Not where it is of no use: servers before 2.12 don't know it, so it would rule out going back to one.
-	cfg.AllowAtomic = o.Atomic && cfg.Replicas == 1 && cfg.Storage == "file"
+	cfg.AllowAtomic = o.Atomic && (cfg.Replicas == 1 && cfg.Storage == "file" || o.InTurns)
 	err = s.api.Ask(ctx, "STREAM.CREATE."+s.name, cfg, &jsapi.Answer{})
 	var r *jsapi.Error
 	switch {
