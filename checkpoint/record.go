@@ -17,8 +17,9 @@ import (
 // the lowest version that can say what it has to: a program that does not know something refuses the record
 // by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = tallyVersion // the newest
+	recordVersion = sharedVersion // the newest
 
+	sharedVersion  = 9 // an owner, for a stream that clusters share
 	tallyVersion   = 8 // checkpoints with a tally, or with what a home has confirmed
 	clusterVersion = 7 // mappings with a control table or a subscription, and checkpoints of such
 	gapVersion     = 6 // checkpoints in gap mode
@@ -58,6 +59,13 @@ type Record struct {
 	// Holes are sequences whose messages the broker lost, ascending: those above the oldest checkpoint's
 	// sequence, and those between the messages that it remembers.
 	Holes []Range `json:"holes,omitempty"`
+
+	// Owner is the cluster.id of whoever makes the stream that clusters share, in Epoch: it took that by
+	// writing it here. Epoch 0: no other cluster may go on with the stream.
+	Owner int    `json:"owner,omitempty"`
+	Epoch uint64 `json:"epoch,omitempty"`
+	// Cuts are those of the stream at or above the due of the oldest checkpoint, ascending.
+	Cuts []outbox.LSN `json:"cuts,omitempty"`
 }
 
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there
@@ -89,7 +97,7 @@ type Range struct {
 func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox.LSN) *Record {
 	c := *r
 	c.Creating = false
-	c.Checkpoints, c.Holes = s.Checkpoints, s.Holes
+	c.Checkpoints, c.Holes, c.Cuts = s.Checkpoints, s.Holes, cutsFrom(r.Cuts, s.Checkpoints)
 	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c
 }
@@ -117,6 +125,8 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
+	case c.Epoch > 0:
+		c.Version = sharedVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return counts(p.Checkpoint) }):
 		c.Version = tallyVersion
 	case c.Mapping.Control != "":
@@ -147,12 +157,7 @@ func Decode(doc []byte) (*Record, error) {
 		return nil, corrupt(err)
 	}
 	if version.V > recordVersion {
-		return nil, &outbox.Fault{
-			Class: outbox.Fatal, Code: "record_version",
-			Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d",
-				version.V, recordVersion),
-			Hint: hintVersion,
-		}
+		return nil, tooNew(version.V, recordVersion)
 	}
 	d := json.NewDecoder(bytes.NewReader(doc))
 	d.DisallowUnknownFields()
@@ -167,6 +172,15 @@ func Decode(doc []byte) (*Record, error) {
 		return nil, corrupt(err)
 	}
 	return r, nil
+}
+
+func tooNew(version, known int) error {
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "record_version",
+		Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d",
+			version, known),
+		Hint: hintVersion,
+	}
 }
 
 func corrupt(err error) error {
@@ -241,6 +255,9 @@ func (r *Record) validate() error {
 			return fmt.Errorf("place %d: %w", i, err)
 		}
 	}
+	if err := r.validateOwner(); err != nil {
+		return err
+	}
 	for i, h := range r.Holes {
 		if h.From == 0 || h.To < h.From || i > 0 && h.From <= r.Holes[i-1].To {
 			return fmt.Errorf("hole %d (%d to %d) is out of order", i, h.From, h.To)
@@ -249,7 +266,7 @@ func (r *Record) validate() error {
 	return nil
 }
 
-// counts says that a checkpoint has what only the newest version knows.
+// counts says that a checkpoint has what is known from tallyVersion on.
 func counts(p relay.Checkpoint) bool { return p.Tally != relay.Tally{} || p.Home != relay.Confirmed{} }
 
 func validateCheckpoint(p StoredCheckpoint) error {

@@ -96,7 +96,7 @@ func TestARecordThatCannotBeIsRefused(t *testing.T) {
 		"empty":           {"", "record_corrupt"},
 		"cut":             {good[:len(good)/2], "record_corrupt"},
 		"no version":      {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
-		"newer":           {strings.Replace(good, `"v":5,`, `"v":9,"new":true,`, 1), "record_version"},
+		"newer":           {strings.Replace(good, `"v":5,`, `"v":10,"new":true,`, 1), "record_version"},
 		"table too early": {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
 		"path, no table":  {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
 		"own too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1),
