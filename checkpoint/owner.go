@@ -21,8 +21,8 @@ func (r *Record) TakenBy(cluster int) *Record {
 }
 
 // WithCut returns the record with a cut that is a durable message of the stream, and the newest one. One that
-// the record has already changes nothing. A cut of another home (cut_home), below the one before it or below a
-// checkpoint (cut_order) contradicts the record: a gap fault.
+// the record has already changes nothing. A cut of another home (cut_home), below the one before it or below
+// a checkpoint (cut_order) contradicts the record: a gap fault.
 func (c Config) WithCut(r *Record, at relay.Stored) (*Record, error) {
 	refuse := func(code, message string) (*Record, error) {
 		newest := r.Checkpoints[len(r.Checkpoints)-1]

@@ -95,8 +95,8 @@ func (c *Conn) NewestCut(ctx context.Context, lastSeq uint64) (*relay.Stored, er
 		return nil, err
 	}
 	if m.Seq > lastSeq {
-		return nil, transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s had its end at %d, and has a cut "+
-			"at %d now", c.cfg.Stream, lastSeq, m.Seq), nil)
+		return nil, transient(relay.CodeStreamMoved, fmt.Sprintf("stream %s had its end at %d, and has a "+
+			"cut at %d now", c.cfg.Stream, lastSeq, m.Seq), nil)
 	}
 	return &relay.Stored{Seq: m.Seq, Cut: stream.CutOf(m), Time: m.Time}, nil
 }
@@ -154,8 +154,8 @@ func (c *Conn) cutAt(ctx context.Context, cut outbox.Cut, seq uint64) (bool, err
 	}
 	switch found := stream.CutOf(m); {
 	case found == nil:
-		return false, transient(codeWrongSequence, fmt.Sprintf("stream %s: sequence %d, where a cut was to be "+
-			"stored, is a message", c.cfg.Stream, seq), nil)
+		return false, transient(codeWrongSequence, fmt.Sprintf("stream %s: sequence %d, where a cut was to "+
+			"be stored, is a message", c.cfg.Stream, seq), nil)
 	case *found != cut:
 		return false, transient(CodeFenced, fmt.Sprintf("stream %s: sequence %d, where the cut %v was to be "+
 			"stored, is the cut %v", c.cfg.Stream, seq, &cut, found), nil)
