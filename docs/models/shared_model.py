@@ -11,8 +11,12 @@ it holds by a *cut* at the newest input that it has. The cut is a message of the
 record gets it; when that is durable, what was closed follows. All messages name the newest cut that their sender knows, and are
 refused if there is another one. The broker may lose what it had not synced, of the stream and of the record.
 
+Consumers read what is stored, durable or not. They know by (due, n) what they have done: what the broker lost must come again as the same
+messages. So after a loss nobody cuts below an input that the home has committed since: at or above it lies all that was ever closed, and so
+all that can have been read. (In a program: a row of the home that names the broker's present life.)
+
 The claim: the stream is at any time the beginning of what the rules make of the home's WAL and the cuts, so each event is there once, in
-order; and it is complete as far as somebody has the rows.
+order; each consumer has done the beginning of that, each event once; and it is complete as far as somebody has the rows, unless the home is gone for good and the broker lost something behind its last row.
 
 Run: python3 shared_model.py [trials [first seed]]       random trials
      python3 shared_model.py mutations                   takes away one rule after the other: each must fail
@@ -38,6 +42,8 @@ MUTATIONS = {
     "follow": "a home that returns leaves the cuts of others out",
     "rows": "whoever cannot make the stream's newest message goes on behind it all the same",
     "thru": "a cut may come before the input that closed the stream's newest message, if a place lies between",
+    "life": "after a loss a cut may come below what the home has committed since",
+    "mark": "a consumer goes on behind a cut that it has read",
     "close": "a cut is noted below inputs that were read",
     "time": "an input has the time at which it arrived",
     "position": "an input has the position that it has in the WAL that is read",
@@ -113,6 +119,19 @@ class Cluster:
         while s.next < len(s.wal) and not (s.wal[s.next][1] and s.wal[s.next][2].lsn > due): s.next += 1
 
 
+class Consumer:
+    """Knows by its mark what it has done, and where it goes on: behind the last event, not behind a cut, which may be lost."""
+    def __init__(s): s.done, s.mark, s.seq, s.at = [], (0, 0), 0, 0
+
+    def read(s, m):
+        s.seq += 1
+        if m.cut and bent != "mark": return
+        s.at = s.seq
+        if m.cut or (m.due, m.n) <= s.mark: return
+        s.done.append(m.event.pos)
+        s.mark = (m.due, m.n)
+
+
 class World:
     def __init__(s, seed):
         s.rnd = rnd = random.Random(seed)
@@ -123,6 +142,7 @@ class World:
         s.stream, s.synced = [], []                                     # messages, and when each is on disk
         s.records = [(Record(0, 0, {Place(0, 0, s.first): 0}, (), 0), 0)]  # revisions, each with when it is on disk
         s.revision, s.wires, s.losses, s.takes, s.cuts, s.refused = 0, [], 0, 0, 0, 0
+        s.consumers, s.reads, s.lost_at = [Consumer(), Consumer()], random.Random(-1 - seed), 0     # lost_at: the home's WAL ended there at the last loss
         s.suspect, s.back = rnd.choice([.002, .02, .1]), rnd.choice([.003, .02, .2])    # how readily others take over, and the home returns
 
     # PostgreSQL
@@ -172,9 +192,13 @@ class World:
         """The broker forgets what is not on disk, from any point on; all connections end. What was on its way may still arrive."""
         cut = s.rnd.randint(sum(t <= s.now for t in s.synced), len(s.stream))
         s.losses += len(s.stream) - cut
+        s.lost_at = s.history[-1].lsn if s.history else 0
+        for k in s.consumers:                                           # one that is there goes back, another one finds the stream longer than that again
+            k.seq = k.at if s.reads.random() < .5 else s.reads.randint(0, min(k.at, cut))
         del s.stream[cut:], s.synced[cut:]
         oldest = max(i for i, (_, t) in enumerate(s.records) if t <= s.now)
         del s.records[s.rnd.randint(oldest, len(s.records) - 1) + 1:]
+        for w in s.wires: w[:] = [x for x in w if not x[0].cut]         # a cut that was on its way does not arrive
         s.synced, s.records = [s.now] * cut, [(r, min(t, s.now)) for r, t in s.records]
         s.revision += 1                                                 # no revision that somebody knows is there again
         for c in s.clusters: s.end(c)
@@ -188,6 +212,8 @@ class World:
         assert s.stream == want[:len(s.stream)], "the stream is not the beginning of what the rules make"
         there = [m.event.pos for m in s.stream if m.event]
         assert len(there) == len(set(there)), "an event is there twice"
+        want = [m.event.pos for m in want if m.event]
+        for k in s.consumers: assert k.done == want[:len(k.done)], "a consumer has not done the beginning of what the rules make"
 
     # the world goes on
     def step(s):
@@ -207,6 +233,8 @@ class World:
             while w and rnd.random() < .4: s.arrive(w)
             if w and not s.calm and rnd.random() < .01: w.pop(rnd.randrange(len(w)))
         s.wires = [w for w in s.wires if w or w.open]
+        for k in s.consumers:
+            while k.seq < len(s.stream) and s.reads.random() < .7: k.read(s.stream[k.seq])
         for c in rnd.sample(s.clusters, len(s.clusters)):
             if c.wakes > s.now and not s.calm or c is home and not s.alive or c.stopped: continue
             if c is home and rnd.random() < .1: s.commit()              # its process ticks, whoever owns the stream
@@ -331,6 +359,7 @@ def own(w, c, rec, revision, wire):
             c.confirm(done)
             if c.c == 0: w.commit(watermark=done)
         low = max([p.due] + cuts)                                       # a cut comes behind the last one, and behind what made the newest message
+        if bent != "life": low = max(low, w.lost_at)
         if w.stream and bent != "thru": low = max(low, w.stream[-1].thru - 1)
         if c.c and made >= there and i == len(c.wal) and r.events and read and read > low and rnd.random() < .3:
             yield from settle()                                         # all that it can make is there: it closes the rest
@@ -364,6 +393,7 @@ def trial(seed):
     for _ in range(10_000):
         w.step()
         if len(w.stream) >= len(due) and due <= {m.event.pos for m in w.stream if m.event}: break
+        if not w.alive and w.lost_at >= (have[-1].lsn if have else 0): break    # nobody cuts any more
         if not w.alive and w.stream and w.stream[-1].thru > (have[-1].lsn if have else 0): break    # the home alone can go on
     else: raise AssertionError("events are missing: %d of %d" % (len(due - {m.event.pos for m in w.stream if m.event}), len(due)))
     w.check()
