@@ -54,16 +54,29 @@ func TestTheSecondConnectionFollowsTheFirst(t *testing.T) {
 	}
 }
 
-// With several hosts both connections end at the first that answers, also where names and addresses differ.
+// With several hosts both connections end at the first that answers, also where names and addresses differ,
+// and where one before it takes connections and ends them: the second one has begun there already.
 func TestBothConnectionsEndAtTheFirstHostThatAnswers(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))
 	u, err := url.Parse(d.URL)
 	must.Succeed(t, err)
 	port := u.Port()
-	d.cfg.URL = fmt.Sprintf("host=127.0.0.1,localhost,127.0.0.1 port=1,%s,%s user=%s dbname=%s "+
+	ends, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(t, err)
+	defer ends.Close()
+	go func() {
+		for {
+			conn, err := ends.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	d.cfg.URL = fmt.Sprintf("host=127.0.0.1,127.0.0.1,localhost,127.0.0.1 port=1,%d,%s,%s user=%s dbname=%s "+
 		"sslmode=prefer target_session_attrs=read-write keepalives_idle=3",
-		port, port, u.User.Username(), strings.Trim(u.Path, "/"))
+		ends.Addr().(*net.TCPAddr).Port, port, port, u.User.Username(), strings.Trim(u.Path, "/"))
 	s := d.start(0)
 	if _, err := s.Server(within(t)); err != nil {
 		t.Error(err)

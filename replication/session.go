@@ -67,10 +67,48 @@ const farBehind = 1 << 20
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	s := &Session{cfg: cfg, log: cfg.logger(), connLock: make(chan struct{}, 1), unwatch: func() {}}
-	server, pin := cfg.Target(), &hostPin{known: map[string][]string{}}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if err = s.connect(ctx); err != nil {
+		return nil, err
+	}
+	if err = postgres.KeepBytes(ctx, s.repl); err != nil {
+		return nil, err
+	}
+	if err = s.handshake(ctx); err != nil {
+		return nil, err
+	}
+	s.connLock <- struct{}{}
+	return s, nil
+}
+
+// connect opens both connections. For each of them the server starts a process, and that reads the catalog, so
+// the second one begins as soon as the first has reached a server, beside its login. Where the first goes on
+// to another address after that, the second is opened again.
+func (s *Session) connect(ctx context.Context) (err error) {
+	server, pin := s.cfg.Target(), &hostPin{known: map[string][]string{}}
+	var early chan error // nil: the second one has not begun
+	var at string        // where it did
+	begun, cancel := context.WithCancel(ctx)
+	defer cancel()
+	second := func(ctx context.Context) (err error) {
+		s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) })
+		return err
+	}
 	s.repl, err = server.ConnectReplication(ctx, func(c *pgconn.Config) {
 		pin.lead(c)
-		c.DialFunc = socket.Wrap(c.DialFunc, func(conn *socket.Conn) { s.socket = conn })
+		c.DialFunc = socket.Wrap(c.DialFunc, func(conn *socket.Conn) {
+			if s.socket = conn; early == nil {
+				early, at = make(chan error, 1), pin.reached()
+				go func() {
+					defer crash.Guard()
+					early <- second(begun)
+				}()
+			}
+		})
 		c.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
 			s.frames = newFrameReader(src)
 			return pgproto3.NewFrontend(s.frames, w)
@@ -79,25 +117,23 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 			s.log.Warn("notice from the server", "code", n.Code, "notice", n.Message)
 		}
 	})
-	if err != nil {
-		return nil, err
+	if early == nil {
+		return err
 	}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	if err = postgres.KeepBytes(ctx, s.repl); err != nil {
-		return nil, err
+	moved := at != pin.reached()
+	if err != nil || moved {
+		cancel()
 	}
-	if s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) }); err != nil {
-		return nil, err
+	refused := <-early
+	switch {
+	case err != nil:
+		return err
+	case !moved:
+		return refused
+	case refused == nil:
+		postgres.Close(s.conn)
 	}
-	if err = s.handshake(ctx); err != nil {
-		return nil, err
-	}
-	s.connLock <- struct{}{}
-	return s, nil
+	return second(ctx)
 }
 
 // handshake makes sure that both connections ended at the same server, and that it is one that can be used.
@@ -270,10 +306,9 @@ func (s *Session) closeConn(c *pgconn.PgConn) {
 // and a name may have several addresses. Names are looked up once, and the second connection dials no address
 // but the one that the first dialled last.
 type hostPin struct {
-	known map[string][]string // addresses by host; connecting is sequential, so nothing guards it
-
-	mu   sync.Mutex // pgconn cancels a query from a goroutine of its own, which dials again
-	addr string     // network and address that was dialled last for the first connection
+	mu    sync.Mutex          // the connections are opened side by side, and a cancelled query dials again
+	known map[string][]string // addresses by host
+	addr  string              // network and address that was dialled last for the first connection
 }
 
 // lead makes c the configuration of the first connection.
@@ -293,18 +328,24 @@ func (p *hostPin) follow(c *pgconn.Config) {
 	c.LookupFunc = p.lookup(c.LookupFunc)
 	dial := c.DialFunc
 	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		p.mu.Lock()
-		same := network+" "+addr == p.addr
-		p.mu.Unlock()
-		if !same {
+		if network+" "+addr != p.reached() {
 			return nil, errors.New("not the server of the replication connection")
 		}
 		return dial(ctx, network, addr)
 	}
 }
 
+// reached is the address that was dialled last for the first connection.
+func (p *hostPin) reached() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.addr
+}
+
 func (p *hostPin) lookup(lookup pgconn.LookupFunc) pgconn.LookupFunc {
 	return func(ctx context.Context, host string) ([]string, error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		if a, ok := p.known[host]; ok {
 			return a, nil
 		}
