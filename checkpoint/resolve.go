@@ -65,10 +65,12 @@ type Start struct {
 	Loss string
 }
 
-// Same reports whether two readings lead to the same start.
+// Same reports whether two readings lead to the same start, and to the same [Start.Memory].
 func (s Start) Same(o Start) bool {
 	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End &&
-		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss
+		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss &&
+		s.Checkpoint.Remembered == o.Checkpoint.Remembered && s.Accepted == o.Accepted &&
+		slices.Equal(s.Holes, o.Holes)
 }
 
 // LostFrom is the first of the messages that the broker lost at the stream's end without going back; 0: there
