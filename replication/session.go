@@ -85,7 +85,7 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	return s, nil
 }
 
-// connect opens both connections. For each of them the server starts a process, and that reads the catalog, so
+// connect opens both connections. For each of them the server starts a process, and that reads the catalog:
 // the second one begins as soon as the first has reached a server, beside its login. Where the first goes on
 // to another address after that, the second is opened again.
 func (s *Session) connect(ctx context.Context) (err error) {
