@@ -85,6 +85,9 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	return s, nil
 }
 
+// opening marks the context in which the replication connection is dialled.
+type opening struct{}
+
 // connect opens both connections. For each of them the server starts a process, and that reads the catalog:
 // the second one begins as soon as the first has reached a server, beside its login. Where the first goes on
 // to another address after that, the second is opened again.
@@ -98,9 +101,10 @@ func (s *Session) connect(ctx context.Context) (err error) {
 		s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) })
 		return err
 	}
-	s.repl, err = server.ConnectReplication(ctx, func(c *pgconn.Config) {
+	s.repl, err = server.ConnectReplication(context.WithValue(ctx, opening{}, true), func(c *pgconn.Config) {
+		dial := c.DialFunc
 		pin.lead(c)
-		c.DialFunc = socket.Wrap(c.DialFunc, func(conn *socket.Conn) {
+		own := socket.Wrap(c.DialFunc, func(conn *socket.Conn) {
 			if s.socket = conn; early == nil {
 				early, at = make(chan error, 1), pin.reached()
 				go func() {
@@ -109,6 +113,12 @@ func (s *Session) connect(ctx context.Context) (err error) {
 				}()
 			}
 		})
+		c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if ctx.Value(opening{}) == nil { // pgconn gives a connection up, in a goroutine of its own
+				return dial(ctx, network, addr)
+			}
+			return own(ctx, network, addr)
+		}
 		c.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
 			s.frames = newFrameReader(src)
 			return pgproto3.NewFrontend(s.frames, w)
