@@ -42,17 +42,16 @@ func Example_errors() {
 // A handler that panics fails like one that returns an error. The value and the stack are there to look at.
 func ExamplePanicError() {
 	err := handle(consumer.Config{Name: "texts", MaxAttempts: 1, ParkAfter: time.Nanosecond},
-		func(context.Context, pgx.Tx, *consumer.Event) error {
-			var counts map[string]int
-			counts["note"]++
-			return nil
+		func(_ context.Context, _ pgx.Tx, e *consumer.Event) error {
+			var words []string
+			return errors.New(words[e.Attempt])
 		}, consumertest.Event{Document: "note"})
 	var panicked *consumer.PanicError
 	fmt.Println(errors.As(err, &panicked))
 	fmt.Println(panicked.Value, len(panicked.Stack) > 0)
 	// Output:
 	// true
-	// assignment to entry in nil map true
+	// runtime error: index out of range [1] with length 0 true
 }
 
 // Without Config.DeadLetters a dead letter fails for good at once, with the reason that Outflow had.
