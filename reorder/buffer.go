@@ -13,8 +13,8 @@ type Config struct {
 	Settings relay.Settings // in force at Due
 	// where replication begins: commits at or below are not inputs
 	Start outbox.LSN
-	// The checkpoint's due. In gap mode it may lie beyond Start: of the inputs between them only the events of
-	// Holds are outstanding. 0: Start.
+	// The checkpoint's due. In gap mode it may lie beyond Start: of the inputs between them only the events
+	// of Holds are outstanding. 0: Start.
 	Due            outbox.LSN
 	PublishedAhead []outbox.Position // the checkpoint's: events beyond Due that are in the stream already
 	Holds          []relay.Hold      // the checkpoint's

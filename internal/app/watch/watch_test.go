@@ -288,7 +288,8 @@ func TestTheRateOfWALIsThatOfSomeMinutes(t *testing.T) {
 
 func TestTheFirstReadingWaitsForTheDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := config.Config{Postgres: config.Postgres{URL: "postgres://%"}, NATS: config.NATS{URL: "nats://%"}}
+		cfg := config.Config{Postgres: config.Postgres{URL: "postgres://%"},
+			NATS: config.NATS{URL: "nats://%"}}
 		w := New(Config{Config: cfg, Delay: time.Minute, Logger: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
