@@ -227,7 +227,7 @@ class World:
             while c.read < len(c.wal) and (s.calm or rnd.random() < .9):
                 c.read += 1
                 s.take(c, *c.wal[c.read - 1])
-            if c.read == len(c.wal): c.ended = s.now
+            if c.read == len(c.wal) or bent == "read": c.ended = s.now
             for h in range(s.n):
                 if h != c.c and c.nats: s.claim(c, h)
             s.own(c)
@@ -257,7 +257,7 @@ def trials(n, first=0, cut=False):
     return total
 
 
-def mutations(n=2000):
+def mutations(n=3000):
     global bent, steps
     alive, steps = [], 2000
     for bent, what in MUTATIONS.items():
