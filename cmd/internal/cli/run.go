@@ -30,9 +30,6 @@ import (
 // serviceName is the command that a service manager starts.
 const serviceName = "run"
 
-// watchDelay is how long the page and the metrics go without figures of the servers after a start.
-const watchDelay = time.Second
-
 func (a *App) runCommand() *cobra.Command {
 	return a.configured(&cobra.Command{
 		Use:   serviceName,
@@ -86,7 +83,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	registry, own := metrics.New(known)
 	p, reload, closeWriter := wiring.Pipeline(cfg, log, own, decorate...)
 	defer closeWriter()
-	watcher := watch.New(watch.Config{Config: cfg, Logger: log, Seen: p.Watched, Delay: watchDelay,
+	watcher := watch.New(watch.Config{Config: cfg, Logger: log, Seen: p.Watched,
 		Standby:    func() bool { return p.Status().State == pipeline.StateStandby },
 		Partitions: partition.Watched(cfg)})
 	own.MustRegister(metrics.State(known, p.Status, watcher.Reading))

@@ -26,9 +26,6 @@ const (
 type Config struct {
 	config.Config
 	Logger *slog.Logger
-	// Delay is before the first reading of Run. Opening a connection to PostgreSQL takes it as much processor
-	// time as half a start of a session does: a start goes first.
-	Delay time.Duration
 	// Standby says whether this process waits for the slot; nil: it doesn't.
 	Standby func() bool
 	// Partitions reads the outbox's partitions; nil: it has none.
@@ -103,7 +100,7 @@ func (w *Watcher) Once(ctx context.Context) {
 // repeat reads one side until ctx ends.
 func (w *Watcher) repeat(ctx context.Context, s side) {
 	defer s.close()
-	next := time.NewTimer(w.cfg.Delay)
+	next := time.NewTimer(0)
 	defer next.Stop()
 	for {
 		select {

@@ -3,10 +3,8 @@ package watch
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -284,23 +282,4 @@ func TestTheRateOfWALIsThatOfSomeMinutes(t *testing.T) {
 	if got := at(1404, 10); got != 0 {
 		t.Errorf("%v on another server", got)
 	}
-}
-
-func TestTheFirstReadingWaitsForTheDelay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := config.Config{Postgres: config.Postgres{URL: "postgres://%"},
-			NATS: config.NATS{URL: "nats://%"}}
-		w := New(Config{Config: cfg, Delay: time.Minute, Logger: slog.New(slog.DiscardHandler)})
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go w.Run(ctx)
-		time.Sleep(time.Minute - time.Nanosecond)
-		if r := w.Reading(); !r.Postgres.FailingSince.IsZero() {
-			t.Error("PostgreSQL was asked before")
-		}
-		time.Sleep(time.Second)
-		if r := w.Reading(); r.Postgres.FailingSince.IsZero() {
-			t.Error("PostgreSQL was not asked")
-		}
-	})
 }
