@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -71,9 +72,9 @@ func BenchmarkFence(b *testing.B) {
 			cfg.Batches, cfg.Fence, cfg.Stream = new(Batches), i == 1, fmt.Sprint(server.name, i)
 			c := connect(b, cfg)
 			must.Succeed(b, c.EnsureStream(b.Context(), stream.Options{Replicas: server.replicas}))
-			for c.StoreCut(b.Context(), testCut(1), 0, 0) != nil { // until it has a leader
-				time.Sleep(20 * time.Millisecond)
-			}
+			await.Until(b, "the stream has a leader that takes a cut", func() error {
+				return c.StoreCut(b.Context(), testCut(1), 0, 0)
+			})
 			p[i] = c.Publisher(1)
 			p[i].BehindCut(1)
 			if p[i].batch.on = p[i].batch.on || server.batches; !p[i].batch.on {

@@ -93,7 +93,7 @@ func publish(ctx context.Context, p *Publisher, all []given) error {
 	for i := range all {
 		for p.Full() {
 			p.Flush(clock.now())
-			if err := await(ctx, p, time.Second, clock); err != nil {
+			if err := notified(ctx, p, time.Second, clock); err != nil {
 				return err
 			}
 		}
@@ -106,14 +106,15 @@ func publish(ctx context.Context, p *Publisher, all []given) error {
 		if wait == 0 {
 			wait = time.Second
 		}
-		if err := await(ctx, p, wait, clock); err != nil {
+		if err := notified(ctx, p, wait, clock); err != nil {
 			return err
 		}
 	}
 	return p.Check(clock.now())
 }
 
-func await(ctx context.Context, p *Publisher, d time.Duration, clock *stillClock) error {
+// notified waits for a notice of the publisher, for d at most.
+func notified(ctx context.Context, p *Publisher, d time.Duration, clock *stillClock) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

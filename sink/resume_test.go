@@ -82,7 +82,7 @@ func publishOn(t *testing.T, p *Publisher, all []given, next func(*Publisher) *P
 			if wait == 0 {
 				wait = 100 * time.Millisecond
 			}
-			err = await(ctx, p, wait, clock)
+			err = notified(ctx, p, wait, clock)
 		} else if err = p.Publish(&all[i].e, &all[i].h); err == nil {
 			i++
 		}
@@ -113,7 +113,7 @@ func TestAPublisherGoesOnBehindWhatIsThere(t *testing.T) {
 		for i := from; i < from+n; i++ {
 			for p.Full() {
 				p.Flush(clock.now())
-				if err := await(t.Context(), p, 100*time.Millisecond, clock); err != nil {
+				if err := notified(t.Context(), p, 100*time.Millisecond, clock); err != nil {
 					p, clock = next(p), newStillClock()
 				}
 			}
@@ -206,7 +206,7 @@ func TestResumeAsksForAnAcknowledgement(t *testing.T) {
 				p.Sent(), dues, p.written)
 		}
 		for clock := newStillClock(); p.Acked() < uint64(sent); {
-			if err := await(t.Context(), p, 100*time.Millisecond, clock); err != nil {
+			if err := notified(t.Context(), p, 100*time.Millisecond, clock); err != nil {
 				t.Fatalf("%d messages: %v", n, err)
 			}
 		}

@@ -127,7 +127,7 @@ func TestStrangerWhileMessagesFlow(t *testing.T) {
 				}
 			}
 			if p.Flush(clock.now()); i >= len(all) || p.Full() {
-				failed = await(t.Context(), p, time.Millisecond, clock)
+				failed = notified(t.Context(), p, time.Millisecond, clock)
 			} else {
 				failed = p.Check(clock.now())
 			}
