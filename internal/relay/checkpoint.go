@@ -10,7 +10,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// MaxPublishedAhead is how many events beyond its due a place may list; a window that would leave more takes
+// MaxPublishedAhead is how many events beyond its due a checkpoint may list; a window that would leave more takes
 // everything held.
 const MaxPublishedAhead = 512
 
@@ -137,7 +137,7 @@ func (h *Hold) UnmarshalText(b []byte) (err error) {
 	return nil
 }
 
-// Same reports whether two places are the same point.
+// Same reports whether two checkpoints are the same point.
 func (p Checkpoint) Same(q Checkpoint) bool { return p.Due == q.Due && p.Seq == q.Seq }
 
 // History is a server's timeline history: the timeline it is on and where the earlier ones were left.

@@ -32,7 +32,7 @@ func TestCheckpointsAreTheSameWhateverTheirTimeline(t *testing.T) {
 	p := Checkpoint{Due: 1, Seq: 2, PublishedAhead: []outbox.Position{{LSN: 1, Index: 1}}, Timeline: 1}
 	if !p.Same(Checkpoint{Due: 1, Seq: 2, Timeline: 2}) || p.Same(Checkpoint{Due: 2, Seq: 2}) ||
 		p.Same(Checkpoint{Due: 1, Seq: 3}) {
-		t.Error("places are told apart by due and seq")
+		t.Error("checkpoints are told apart by due and seq")
 	}
 }
 

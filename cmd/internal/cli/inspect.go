@@ -16,7 +16,7 @@ func (a *App) inspectCommand() *cobra.Command {
 		Short: "Decode a slot without consuming it: commits, events, windows",
 		Long: `Decodes what the slot holds and shows each commit with its events and each window
 that the ordering rules make of them, without consuming, publishing or changing anything. The slot must not
-be in use. The rules start from the newest place of the checkpoint record, where NATS can be reached, else
+be in use. The rules start from the newest checkpoint of the record, where NATS can be reached, else
 from the slot's confirmed LSN with the configured settings.`,
 		Example: "  outflow inspect --config outflow.yaml --limit 1000",
 	}, func(ctx context.Context, cfg config.Config) error {

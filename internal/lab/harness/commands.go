@@ -107,10 +107,10 @@ func (o *Outflow) MustRun(args ...string) (stdout string) {
 
 // StatusReport is what outflow status says.
 type StatusReport struct {
-	Health string
-	Slot   struct{ Confirmed outbox.LSN }
-	Place  relay.Checkpoint
-	Stream struct {
+	Health     string
+	Slot       struct{ Confirmed outbox.LSN }
+	Checkpoint relay.Checkpoint `json:"place"`
+	Stream     struct {
 		Loss     string
 		Affected []string `json:"durables_affected"`
 	}

@@ -21,8 +21,8 @@ func EditRecord(t *testing.T, f *Installation, edit func(record map[string]any))
 	Must(t, err)
 }
 
-// BeforeTheFirstPlace is the record between the decision to make the slot and the first place.
-func BeforeTheFirstPlace(record map[string]any) {
+// BeforeTheFirstCheckpoint is the record between the decision to make the slot and the first checkpoint.
+func BeforeTheFirstCheckpoint(record map[string]any) {
 	record["creating"] = true
 	delete(record, "places")
 }

@@ -74,7 +74,7 @@ const (
 	ofBoth   = "both"
 	// unnoticed: the machine loses power, so no connection is reset; outflow finds out by itself.
 	unnoticed = ", unnoticed"
-	// A place in the record is confirmed durableAfter after it was stored; what it stands for was stored
+	// A checkpoint in the record is confirmed durableAfter after it was stored; what it stands for was stored
 	// before.
 	tailMargin = 700 * time.Millisecond
 )

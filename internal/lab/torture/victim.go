@@ -29,7 +29,7 @@ type victim struct {
 	natsLinks []*faultproxy.Proxy // one before each server; none: no proxies
 	instances []*instance
 
-	began     oracle.LSN   // the due of its first place
+	began     oracle.LSN   // the due of its first checkpoint
 	resetted  atomic.Bool  // it was started with others: its stream need not be its twin's
 	published atomic.Int64 // messages that its stream holds, as last seen
 	watching  context.CancelFunc
@@ -93,7 +93,7 @@ func (v *victim) init(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("outflow init of %s: %w\n%s", v.slot, err, out)
 	}
-	// The slot begins where the first place is; outflow has confirmed nothing yet.
+	// The slot begins where the first checkpoint is; outflow has confirmed nothing yet.
 	var at string
 	if err := v.w.surely(ctx, []any{&at}, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots "+
 		"WHERE slot_name = $1", v.slot); err != nil {

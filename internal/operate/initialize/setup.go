@@ -354,19 +354,19 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if !s.layout.Mapping.Keyed() {
 		settings = settings.Unkeyed()
 	}
-	place, read := start, outbox.LSN(0)
+	due, read := start, outbox.LSN(0)
 	if s.layout.Mapping.Away() { // all that the slot brings of the home comes behind
-		place, read = 1, start
+		due, read = 1, start
 	}
 	first.Checkpoints = []checkpoint.StoredCheckpoint{{
-		Checkpoint: relay.Checkpoint{Due: place, Read: read, Seq: first.Base, Settings: settings,
+		Checkpoint: relay.Checkpoint{Due: due, Read: read, Seq: first.Base, Settings: settings,
 			Timeline: r.Server.History.At(start)},
 		Since: time.Now().UTC(),
 	}}
 	if _, err := conns.SaveRecord(ctx, s.store, &first, r.Revision); err != nil {
 		return err
 	}
-	made := fmt.Sprintf("made, first place %v", start)
+	made := fmt.Sprintf("made, first checkpoint %v", start)
 	if first.Base > 0 {
 		made += fmt.Sprintf(", behind sequence %d of the stream, which outflow uninstall has left",
 			first.Base)

@@ -267,15 +267,15 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 		return err
 	}
 	newest := s.newest
-	place := w.After()
+	after := w.After()
 	if published > 0 {
-		newest = place.Seq
+		newest = after.Seq
 	}
-	if err := l.Finish(ctx, rec, f.Revision, place, newest); err != nil {
+	if err := l.Finish(ctx, rec, f.Revision, after, newest); err != nil {
 		return err
 	}
 	r.rep.done(r.landed + published)
-	progress.Step(ctx, "checkpoint record: written, outflow goes on from %v at sequence %d", place.Due,
-		place.Seq)
+	progress.Step(ctx, "checkpoint record: written, outflow goes on from %v at sequence %d", after.Due,
+		after.Seq)
 	return nil
 }

@@ -152,7 +152,7 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 	case "stream_recreated":
 		if rec, ok := r.adoptStream(ctx, l, f); ok {
 			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to " +
-				"a place that outflow can go on from: it was put back from a copy"}, nil
+				"a checkpoint that outflow can go on from: it was put back from a copy"}, nil
 		}
 	case "memory_lost":
 		rec, err := r.forget(ctx, l, f)

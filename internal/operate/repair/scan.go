@@ -307,9 +307,9 @@ func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Sett
 		return
 	}
 	s.known = rd.Record.Base
-	places := rd.Record.Checkpoints
-	if n := len(places); n > 0 {
-		s.anchor.Settings, s.since = places[n-1].Settings, places[n-1].Due
+	all := rd.Record.Checkpoints
+	if n := len(all); n > 0 {
+		s.anchor.Settings, s.since = all[n-1].Settings, all[n-1].Due
 	}
 	if !trusted {
 		s.known = 0
@@ -320,8 +320,8 @@ func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Sett
 		end = rd.Stream.NewestSeq
 	}
 	var from *relay.Checkpoint
-	for i := range places {
-		p := &places[i].Checkpoint
+	for i := range all {
+		p := &all[i].Checkpoint
 		if p.Seq > end {
 			break
 		}

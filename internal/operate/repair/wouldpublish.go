@@ -14,13 +14,13 @@ import (
 // wouldPublish makes the messages that a session from a checkpoint would make of what the slot holds now. It
 // consumes nothing. input is called with the LSN of each input before that is taken in, message with the
 // header of each message; their errors end it. recent is what gap mode remembers at the checkpoint.
-func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, place relay.Checkpoint,
+func (r *repair) wouldPublish(ctx context.Context, l *backfill.Conns, from relay.Checkpoint,
 	recent []outbox.Counter, history relay.History, input func(outbox.LSN) error,
 	message func(*outbox.Header) error,
 ) error {
-	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, place, recent, 0, r.log,
+	_, _, err := slotread.Order(ctx, r.cfg, l.Layout, from, recent, 0, r.log,
 		func(res *decoder.Result) error {
-			if c := res.Commit; res.Kind == decoder.Commit && c.Kind != relay.NoInput && c.LSN > place.Due {
+			if c := res.Commit; res.Kind == decoder.Commit && c.Kind != relay.NoInput && c.LSN > from.Due {
 				return input(c.LSN)
 			}
 			return nil

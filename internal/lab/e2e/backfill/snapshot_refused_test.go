@@ -104,7 +104,7 @@ func TestASnapshotRefusesWhatItMustNotTouch(t *testing.T) {
 	// An init without a snapshot that died before its slot was recorded is taken over.
 	f = older(t, pg, ns.URL(), "half", 3)
 	f.Init()
-	harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
+	harness.EditRecord(t, f, harness.BeforeTheFirstCheckpoint)
 	if r := f.MustSnapshot(); r.Published != 3 {
 		t.Errorf("%+v", r)
 	}

@@ -110,7 +110,7 @@ type tail struct {
 	stream, bucket *harness.Loss
 	horizon        string
 	change         *relay.Settings // written while outflow is down
-	initAgain      bool            // the record with the first place is lost
+	initAgain      bool            // the record with the first checkpoint is lost
 }
 
 const back, hole = natsserver.Back, natsserver.Hole
@@ -125,7 +125,7 @@ var tails = []tail{
 	{name: "whole stream", stream: allBut(back, 0), horizon: "20ms"},
 	{name: "bucket back", bucket: harness.LoseNewest(back, 2), horizon: "20ms"},
 	{name: "bucket hole", bucket: harness.LoseNewest(hole, 2), horizon: "0s"},
-	{name: "bucket back to before the first place", bucket: allBut(back, 1), horizon: "20ms",
+	{name: "bucket back to before the first checkpoint", bucket: allBut(back, 1), horizon: "20ms",
 		initAgain: true},
 	{name: "both back", stream: part(back, 0.5), bucket: harness.LoseNewest(back, 2), horizon: "20ms",
 		change: &relay.Settings{Horizon: 5 * time.Millisecond, Sort: outbox.ByCommit}},
@@ -199,13 +199,13 @@ func (c *tail) shows() bool { return c.stream != nil && c.bucket == nil }
 func shown(s *harness.Twins, c *tail) {
 	s.T.Helper()
 	harness.Eventually(s.T, c.name+": the record knows what is lost", func() error {
-		place := s.Instance.Status().Place
+		cp := s.Instance.Status().Checkpoint
 		harness.Must(s.T, s.Instance.Process.Pause())
 		st, err := s.JS.Stream(s.T.Context(), s.Instance.Stream)
 		harness.Must(s.T, err)
-		if c.stream != nil && place.Seq <= c.stream.Keep(st.CachedInfo().State.LastSeq) {
+		if c.stream != nil && cp.Seq <= c.stream.Keep(st.CachedInfo().State.LastSeq) {
 			harness.Must(s.T, s.Instance.Process.Resume())
-			return fmt.Errorf("place %v of %d messages", place, st.CachedInfo().State.LastSeq)
+			return fmt.Errorf("checkpoint %v of %d messages", cp, st.CachedInfo().State.LastSeq)
 		}
 		return nil
 	})

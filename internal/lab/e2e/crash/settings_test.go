@@ -1,7 +1,6 @@
 package crash
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -48,7 +47,7 @@ func TestChangedOrderSettingsApplyFromTheirPlaceInTheWAL(t *testing.T) {
 		t.Errorf("%d changes written, want 1", n)
 	}
 	o.MustStop(t)
-	// The same settings again: nothing to write, and the place says what is in force.
+	// The same settings again: nothing to write, and the checkpoint says what is in force.
 	o.Start()
 	o.AwaitState("running")
 	harness.Insert(t, conn, "doc", 3, "{}")
@@ -56,12 +55,9 @@ func TestChangedOrderSettingsApplyFromTheirPlaceInTheWAL(t *testing.T) {
 	if strings.Contains(o.Said(), "wrote a change") {
 		t.Error("a change was written although nothing changed")
 	}
-	out, _, _ := o.Run("status", "--json")
-	var report struct{ Place relay.Checkpoint }
-	harness.Must(t, json.Unmarshal([]byte(out), &report))
 	want := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: relay.DefaultMaxBytes}
-	if report.Place.Settings != want {
-		t.Errorf("settings in the newest place: %v, want %v", report.Place.Settings, want)
+	if got := o.Status().Checkpoint.Settings; got != want {
+		t.Errorf("settings in the newest checkpoint: %v, want %v", got, want)
 	}
 	o.MustBeComplete(conn, ns.URL())
 }

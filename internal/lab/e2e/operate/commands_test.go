@@ -75,8 +75,8 @@ func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 				Messages     int
 				LastSequence int `json:"last_sequence"`
 			}
-			Place    struct{ Seq int }
-			Postgres struct {
+			Checkpoint struct{ Seq int } `json:"place"`
+			Postgres   struct {
 				WALEnd string `json:"wal_end"`
 			}
 			Lag *int `json:"lag_bytes"`
@@ -89,8 +89,8 @@ func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 			r.Lag == nil {
 			return fmt.Errorf("status: %s", out)
 		}
-		if r.Place.Seq != 3 {
-			return fmt.Errorf("recorded up to %d", r.Place.Seq)
+		if r.Checkpoint.Seq != 3 {
+			return fmt.Errorf("recorded up to %d", r.Checkpoint.Seq)
 		}
 		return nil
 	})

@@ -38,18 +38,18 @@ func TestInitFinishesWhatACrashHasCut(t *testing.T) {
 			harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 		}, false, []string{"stream ", ": made"}},
 		{"after the stream", func(t *testing.T, f *harness.Installation) { f.DropSlot(t); dropRecord(t, f) },
-			false, []string{"slot ", "first place"}},
+			false, []string{"slot ", "first checkpoint"}},
 		{"after the bucket", func(t *testing.T, f *harness.Installation) {
 			f.DropSlot(t)
 			f.DeleteRecord(t)
-		}, false, []string{"slot ", "first place"}},
+		}, false, []string{"slot ", "first checkpoint"}},
 		{"record without slot", func(t *testing.T, f *harness.Installation) {
 			f.DropSlot(t)
-			harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
-		}, false, []string{"slot ", "first place"}},
+			harness.EditRecord(t, f, harness.BeforeTheFirstCheckpoint)
+		}, false, []string{"slot ", "first checkpoint"}},
 		{"slot and unfinished record", func(t *testing.T, f *harness.Installation) {
-			harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
-		}, false, []string{"slot ", ": there", "first place"}},
+			harness.EditRecord(t, f, harness.BeforeTheFirstCheckpoint)
+		}, false, []string{"slot ", ": there", "first checkpoint"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "init")
@@ -106,7 +106,7 @@ func TestInitRefusesToCoverUpALoss(t *testing.T) {
 	harness.AwaitMessages(t, f.JS, f.Stream, 1)
 	f.MustStop(t)
 	f.DropSlot(t)
-	f.MustFailInGap("slot_missing", "init") // no slot anew for a record with places
+	f.MustFailInGap("slot_missing", "init") // no slot anew for a record with checkpoints
 	harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
 	f.MustFailInGap("slot_missing", "init") // nor a stream
 	if _, err := f.JS.Stream(t.Context(), f.Stream); err == nil {
@@ -122,7 +122,7 @@ func TestInitDoesNotAdoptASlotThatIsBeingMade(t *testing.T) {
 	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "halfslot")
 	f.Init()
 	f.DropSlot(t)
-	harness.EditRecord(t, f, harness.BeforeTheFirstPlace)
+	harness.EditRecord(t, f, harness.BeforeTheFirstCheckpoint)
 
 	open, maker := harness.Connect(t, f.URL), harness.Connect(t, f.URL)
 	harness.Exec(t, open, "BEGIN")

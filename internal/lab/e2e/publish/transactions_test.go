@@ -269,7 +269,7 @@ func TestBusyNeighboursOfASilentTablePileUpNoWAL(t *testing.T) {
 					return nil
 				})
 		}
-		o.Kill() // a place that was made by nothing but the neighbours
+		o.Kill() // a checkpoint that was made by nothing but the neighbours
 		harness.Insert(t, conn, "doc", 2, "{}")
 		o.Start()
 		harness.AwaitMessages(t, harness.JetStream(t, ns.URL()), o.Stream, 2)

@@ -152,8 +152,8 @@ func TestAPromotionThatLostCommitsStopsOutflow(t *testing.T) {
 		g.write(20) // which only the primary and the stream will have had
 		harness.AwaitMessages(t, g.js, g.Stream, 40)
 		harness.Eventually(t, "the record knows them", func() error {
-			if r := g.Status(); r.Place.Seq < 40 {
-				return fmt.Errorf("place %v", r.Place)
+			if r := g.Status(); r.Checkpoint.Seq < 40 {
+				return fmt.Errorf("checkpoint %v", r.Checkpoint)
 			}
 			return nil
 		})

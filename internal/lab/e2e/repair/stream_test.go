@@ -59,7 +59,7 @@ func TestARepairClosesGapsThatTheStreamAloneShows(t *testing.T) {
 			false},
 		{"a stranger, and the WAL is there", "foreign_message", true, false, strangerAt21, "keep", 0, 21,
 			false},
-		{"a stranger, and a kill before the next place", "foreign_message", false, false, strangerAt21,
+		{"a stranger, and a kill before the next checkpoint", "foreign_message", false, false, strangerAt21,
 			"keep", 0, 21, true},
 		{"a stranger behind a cut window", "foreign_message", false, false,
 			func(all []*oracle.Message) []*oracle.Message {
@@ -112,7 +112,7 @@ type tampered struct {
 	mode       string
 	missing    int
 	stranger   uint64 // its sequence, for the comparison
-	killed     bool   // the record knows only the first place
+	killed     bool   // the record knows only the first checkpoint
 }
 
 // repairOtherSettings: a record can be rebuilt only with the settings that were in force; else the table has
