@@ -1,11 +1,11 @@
 package tablesnapshot
 
 import (
-	"bufio"
 	"context"
 	"encoding/hex"
 	"fmt"
-	"io"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -30,44 +30,98 @@ func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error
 	return err
 }
 
+// The ids go to the server in statements of knownBatch ids, and what there is every knownBeat: PostgreSQL hears
+// of a process that waits for ids, and can end the session of one that was stopped (idle_session_timeout),
+// which it never does within a COPY.
+const (
+	knownBatch = 5000
+	knownBeat  = 15 * time.Second
+)
+
 // LoadKnown makes [KnownTable] on a connection: fill calls add with the hash of each id that is published.
-// The server keeps them, so memory does not grow with them.
+// The server keeps them, so memory does not grow with them. fill may take its time, and leaves the connection
+// alone.
 func LoadKnown(ctx context.Context, conn *pgx.Conn, fill func(add func(IDHash) error) error) error {
+	return loadKnown(ctx, conn, knownBeat, fill)
+}
+
+func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, fill func(add func(IDHash) error) error,
+) error {
 	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
 		return knownFault(err)
 	}
-	pr, pw := io.Pipe()
-	filled := make(chan error, 1)
+	l := &loader{conn: conn}
+	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer crash.Guard()
-		w := bufio.NewWriterSize(pw, 64<<10)
-		line := make([]byte, 0, 2*len(IDHash{})+1)
-		err := fill(func(id IDHash) error {
-			line = append(hex.AppendEncode(line[:0], id[:]), '\n')
-			_, err := w.Write(line)
-			return err
-		})
-		if err == nil {
-			err = w.Flush()
+		defer close(ended)
+		tick := time.NewTicker(beat)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				l.beat(ctx)
+			}
 		}
-		pw.CloseWithError(err) // nil: the end
-		filled <- err
 	}()
-	_, err := conn.PgConn().CopyFrom(ctx, pr, "COPY "+KnownTable+" FROM STDIN")
-	pr.CloseWithError(err) // ends fill, with the same error, where the server has refused something
-	if fillErr := <-filled; fillErr != nil {
-		err = fillErr
+	err := fill(func(id IDHash) error { return l.add(ctx, id) })
+	close(stop)
+	<-ended
+	if err == nil {
+		err = l.flush(ctx)
 	}
-	if err != nil {
-		return knownFault(err)
+	if err == nil {
+		_, err = conn.Exec(ctx, "ANALYZE "+KnownTable)
 	}
-	if _, err := conn.Exec(ctx, "ANALYZE "+KnownTable); err != nil {
-		return knownFault(err)
+	return knownFault(err)
+}
+
+// loader sends ids. Any goroutine may use it.
+type loader struct {
+	mu   sync.Mutex // guards all, and the connection
+	conn *pgx.Conn
+	ids  []byte // of an array of uuid, each with a comma behind it
+	n    int
+	err  error // that the server has refused something, or is gone
+}
+
+func (l *loader) add(ctx context.Context, id IDHash) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ids = append(hex.AppendEncode(l.ids, id[:]), ',')
+	if l.n++; l.n < knownBatch {
+		return l.err
 	}
-	return nil
+	return l.flush(ctx)
+}
+
+func (l *loader) beat(ctx context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.n > 0 {
+		_ = l.flush(ctx) // add returns its error
+	} else if l.err == nil {
+		l.err = l.conn.Ping(ctx)
+	}
+}
+
+// flush sends what there is in one message: the server waits for the rest of one with the same patience as for
+// the next one.
+func (l *loader) flush(ctx context.Context) error {
+	if l.err == nil && l.n > 0 {
+		_, l.err = l.conn.Exec(ctx, "INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest('{"+
+			string(l.ids[:len(l.ids)-1])+"}'::pg_catalog.uuid[])")
+		l.ids, l.n = l.ids[:0], 0
+	}
+	return l.err
 }
 
 func knownFault(err error) error {
+	if err == nil {
+		return nil
+	}
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
 		return postgres.Fatal(err, "no_right",

@@ -107,6 +107,60 @@ func TestAnErrorEndsTheReadingOfKnownRows(t *testing.T) {
 	}
 }
 
+// TestOneThatStopsWhileItLoadsLosesItsSession: between ids PostgreSQL waits for it no longer than for any
+// session that is silent. Within a COPY it would wait for ever.
+func TestOneThatStopsWhileItLoadsLosesItsSession(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	r, err := OpenReader(within(t), d.cfg)
+	must.Succeed(t, err)
+	t.Cleanup(r.Close)
+	_, err = r.conn.Exec(within(t), "SET idle_session_timeout = 500")
+	must.Succeed(t, err)
+	pid := fmt.Sprint(r.conn.PgConn().PID())
+	err = loadKnown(within(t), r.conn, time.Hour, func(add func(IDHash) error) error {
+		for range knownBatch + 1 {
+			must.Succeed(t, add(IDHash{}))
+		}
+		outboxdb.Eventually(t, "the server ends the session", func() bool {
+			return d.Text("SELECT count(*)::text FROM pg_stat_activity WHERE pid = $1::text::int", pid) == "0"
+		})
+		return nil
+	})
+	if err == nil {
+		t.Error("it knows them")
+	}
+}
+
+// TestIDsThatComeSlowlyAreWaitedFor: PostgreSQL hears of a process that waits for ids, whether or not it has
+// some to send.
+func TestIDsThatComeSlowlyAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t, pgtest.Server(t))
+	r, err := OpenReader(within(t), d.cfg)
+	must.Succeed(t, err)
+	t.Cleanup(r.Close)
+	said := func() string {
+		return d.Text("SELECT state_change::text FROM pg_stat_activity WHERE pid = $1::text::int",
+			fmt.Sprint(r.conn.PgConn().PID()))
+	}
+	must.Succeed(t, loadKnown(within(t), r.conn, time.Millisecond, func(add func(IDHash) error) error {
+		for n := range 3 {
+			for range 2 { // one of them with the id
+				before := said()
+				outboxdb.Eventually(t, "it says that it is there", func() bool { return said() != before })
+			}
+			must.Succeed(t, add(IDHash{byte(n)}))
+		}
+		return nil
+	}))
+	n := 0
+	must.Succeed(t, r.conn.QueryRow(within(t), "SELECT count(DISTINCT sum) FROM "+KnownTable).Scan(&n))
+	if n != 3 {
+		t.Errorf("it knows %d", n)
+	}
+}
+
 func TestIDsThatAreNullOrDoubleAreCounted(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t, pgtest.Server(t))
