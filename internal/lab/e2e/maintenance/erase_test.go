@@ -154,9 +154,17 @@ func (r *reader) reach(n int) {
 // the server or the archive, and everything else goes on.
 func TestADocumentIsErasedEverywhere(t *testing.T) {
 	t.Parallel()
+	for _, major := range pgtest.Majors(t) {
+		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
+			t.Parallel()
+			aDocumentIsErasedEverywhere(t, pgtest.Own(t, major, "wal_level=logical"))
+		})
+	}
+}
+
+func aDocumentIsErasedEverywhere(t *testing.T, pg *pgserver.Server) {
 	const secret, doc, each = "S3CR3T", "customer 17", 10
 	store, dir := t.TempDir(), t.TempDir()
-	pg := pgtest.Own(t, 0, "wal_level=logical")
 	f := harness.NewInstallation(t, pg, natstest.Server(t, natsserver.Options{Dir: store}).URL(), "erased",
 		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
 	harness.Exec(t, f.Conn, harness.GeneratedKey)
