@@ -1,9 +1,11 @@
 package maintenance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,8 +33,17 @@ const (
 	keptPartitions = 3  // of rows; the stream keeps about as much
 )
 
-// samples are times that were measured in one of the two alternating parts: without and with maintain.
-type samples [2][]time.Duration
+// samples are times that were measured, for each kind of turn: without maintain, and with it.
+type samples map[string][]time.Duration
+
+// kinds of turns; of all but off, how maintain is run.
+var kinds = map[string]struct{ by, settings []string }{
+	"off":  {},
+	"on":   {},
+	"nice": {by: []string{"nice", "-n", "10"}},
+	"idle": {by: []string{"chrt", "--idle", "0"}},
+	"one":  {settings: []string{"GOMAXPROCS=1"}},
+}
 
 func quantile(all []time.Duration, q float64) time.Duration {
 	slices.Sort(all)
@@ -47,8 +58,8 @@ type busy struct {
 	*harness.Installation
 	t       *testing.T
 	ops     []recording.Op
-	with    atomic.Int32 // 1: outflow maintain is at work
-	next    atomic.Int64 // row
+	turn    atomic.Pointer[string] // the kind of the turn
+	next    atomic.Int64           // row
 	mu      sync.Mutex
 	commits samples // from BEGIN to the answer to COMMIT
 	locks   samples // to get a writer's lock on the table
@@ -79,7 +90,7 @@ func (b *busy) write(ctx context.Context, every time.Duration) error {
 			actors, counters = append(actors, op.Actor), append(counters, op.Counter)
 			payloads = append(payloads, string(op.Payload))
 		}
-		began, with := time.Now(), b.with.Load()
+		began, turn := time.Now(), *b.turn.Load()
 		if _, err := conn.Exec(context.WithoutCancel(ctx), `INSERT INTO outbox (doc_id, actor_id, counter, payload)
 			SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::jsonb[])`, docs, actors, counters,
 			payloads); err != nil {
@@ -87,13 +98,13 @@ func (b *busy) write(ctx context.Context, every time.Duration) error {
 		}
 		took := time.Since(began)
 		b.mu.Lock()
-		b.commits[with] = append(b.commits[with], took)
+		b.commits[turn] = append(b.commits[turn], took)
 		b.mu.Unlock()
 	}
 }
 
 // probe asks for the lock of a writer.
-func (b *busy) probe(ctx context.Context, table string, into *samples) error {
+func (b *busy) probe(ctx context.Context, table string, into samples) error {
 	conn, err := pgx.Connect(ctx, b.URL)
 	if err != nil {
 		return err
@@ -107,38 +118,46 @@ func (b *busy) probe(ctx context.Context, table string, into *samples) error {
 			return nil
 		case <-ticks.C:
 		}
-		began, with := time.Now(), b.with.Load()
+		began, turn := time.Now(), *b.turn.Load()
 		if _, err := conn.Exec(context.WithoutCancel(ctx), "BEGIN; LOCK TABLE "+table+
 			" IN ROW EXCLUSIVE MODE; COMMIT"); err != nil {
 			return err
 		}
 		took := time.Since(began)
 		b.mu.Lock()
-		into[with] = append(into[with], took)
+		into[turn] = append(into[turn], took)
 		b.mu.Unlock()
 	}
 }
 
-// TestTheFiguresOfMaintainAreMeasured logs what writers notice of outflow maintain at 12,000 events a second,
-// for how long it locks the table at most, and how large table, stream and archive are; as a CSV file as
-// well, if OUTFLOW_TEST_CSV names one. OUTFLOW_TEST_SECONDS (3600) is for how long. maintain is at work in
-// every other partition's time, which must be long enough for a segment: one that is not complete when
-// maintain is stopped is given up. What it checks is only that the archive is whole.
+// TestTheFiguresOfMaintainAreMeasured logs what writers notice of outflow maintain at OUTFLOW_TEST_RATE
+// (12000) events a second, for how long it locks the table at most, and how large table, WAL, stream and
+// archive are; as a CSV file as well, of which scripts/plot-sizes makes a picture, if OUTFLOW_TEST_CSV names
+// one. OUTFLOW_TEST_SECONDS (3600) is for how long: 30 partitions. OUTFLOW_TEST_TURNS (off,on) says how
+// maintain is run in each partition's time by turns, which must be long enough for a segment: one that is not
+// complete when maintain is stopped is given up. What it checks is only that the archive is whole.
 func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes an hour of an idle machine")
 	lasts := time.Duration(harness.EnvInt(t, "OUTFLOW_TEST_SECONDS", 3600)) * time.Second
 	rate := harness.EnvInt(t, "OUTFLOW_TEST_RATE", 12_000)
+	turns := strings.Split(cmp.Or(os.Getenv("OUTFLOW_TEST_TURNS"), "off,on"), ",")
+	for _, kind := range turns {
+		if _, ok := kinds[kind]; !ok {
+			t.Fatalf("OUTFLOW_TEST_TURNS: no turn is called %q", kind)
+		}
+	}
 	span := (lasts / partitions).Round(time.Second)
 	folder := t.TempDir()
-	b := &busy{t: t, ops: harness.RecordedOps(t, 100_000), Installation: harness.NewInstallation(t,
-		pgtest.Own(t, 0, "shared_buffers=256MB", "max_wal_size=2GB"), natstest.Process(t).URL(), "figures",
-		"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY="+span.String(),
-		"RETAIN_TABLE_EVERY="+span.String(),
-		fmt.Sprintf("RETAIN_TABLE_AHEAD=%d", partitions+8), "RETAIN_TABLE_SLACK="+(span/2).String(),
-		"RETAIN_TABLE_AGE="+(keptPartitions*span).String(),
-		"RETAIN_STREAM_AGE="+(keptPartitions*span).String(),
-		"ARCHIVE_URL=file://"+folder, "ARCHIVE_SEGMENT_AGE="+(span/2).String(),
-		"MAINTAIN_EVERY="+max(span/6, time.Second).String())}
+	pg := pgtest.Own(t, 0, "shared_buffers=256MB", fmt.Sprintf("max_wal_size=%dMB", max(96, rate/6)))
+	b := &busy{t: t, ops: harness.RecordedOps(t, 100_000), commits: samples{}, locks: samples{},
+		idle: samples{}, Installation: harness.NewInstallation(t, pg, natstest.Process(t).URL(), "figures",
+			"INIT_PARTITION_BY=written_at", "INIT_PARTITION_EVERY="+span.String(),
+			"RETAIN_TABLE_EVERY="+span.String(),
+			fmt.Sprintf("RETAIN_TABLE_AHEAD=%d", partitions+8), "RETAIN_TABLE_SLACK="+(span/2).String(),
+			"RETAIN_TABLE_AGE="+(keptPartitions*span).String(),
+			"RETAIN_STREAM_AGE="+(keptPartitions*span).String(),
+			"ARCHIVE_URL=file://"+folder, "ARCHIVE_SEGMENT_AGE="+(span/2).String(),
+			"MAINTAIN_EVERY="+max(span/6, time.Second).String())}
 	b.Init()
 	harness.Exec(t, b.Conn, "CREATE TABLE idle ()")
 	b.MustRun("maintain", "--once")
@@ -147,27 +166,28 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	fmt.Fprintln(csv, "seconds,rows,table,wal,stream,stream_messages,archive,partitions")
 
 	r := &retained{t: t, Installation: b.Installation}
+	b.turn.Store(&turns[0])
 	during, stop := context.WithTimeout(t.Context(), lasts)
 	defer stop()
 	g, ctx := errgroup.WithContext(during)
 	for range writers {
 		g.Go(func() error { return b.write(ctx, time.Second*writers*perTransaction/time.Duration(rate)) })
 	}
-	g.Go(func() error { return b.probe(ctx, "outbox", &b.locks) })
-	g.Go(func() error { return b.probe(ctx, "idle", &b.idle) })
+	g.Go(func() error { return b.probe(ctx, "outbox", b.locks) })
+	g.Go(func() error { return b.probe(ctx, "idle", b.idle) })
 	began, last := time.Now(), time.Now()
 	var m *maintainer
 	for tick := time.NewTicker(time.Second); ctx.Err() == nil; <-tick.C {
-		switch on := int(time.Since(began)/span)%2 == 1; {
-		case on && m == nil:
-			m = r.maintain()
-			b.with.Store(1)
-		case !on && m != nil:
-			b.with.Store(0)
+		turn := &turns[int(time.Since(began)/span)%len(turns)]
+		if m != nil && *turn != *b.turn.Load() {
 			harness.Must(t, m.child.Signal(syscall.SIGTERM))
 			harness.Must(t, m.child.Wait())
 			m = nil
 		}
+		if m == nil && *turn != "off" {
+			m = r.maintainBy(kinds[*turn].by, kinds[*turn].settings...)
+		}
+		b.turn.Store(turn)
 		table := harness.Value[int64](t, b.Conn, "SELECT sum(pg_total_relation_size(oid))::bigint "+
 			"FROM pg_class WHERE relname LIKE 'outbox%' AND relkind = 'r'")
 		wal := harness.Value[int64](t, b.Conn, "SELECT sum(size)::bigint FROM pg_ls_waldir()")
@@ -198,11 +218,11 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	t.Logf("%.0f events/s for %v", float64(rows)/took.Seconds(), took.Round(time.Second))
 	for _, c := range []struct {
 		what string
-		all  *samples
-	}{{"an insert's commit", &b.commits}, {"a lock on the table", &b.locks}, {"a lock elsewhere", &b.idle}} {
-		for with, how := range []string{"without", "with"} {
-			all := c.all[with]
-			t.Logf("%s, %s maintain: p50 %v, p99 %v, p99.9 %v, longest %v of %d", c.what, how,
+		all  samples
+	}{{"an insert's commit", b.commits}, {"a lock on the table", b.locks}, {"a lock elsewhere", b.idle}} {
+		for _, turn := range slices.Sorted(maps.Keys(c.all)) {
+			all := c.all[turn]
+			t.Logf("%s, maintain %s: p50 %v, p99 %v, p99.9 %v, longest %v of %d", c.what, turn,
 				quantile(all, 0.5), quantile(all, 0.99), quantile(all, 0.999), quantile(all, 1), len(all))
 		}
 	}

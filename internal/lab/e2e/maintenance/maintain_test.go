@@ -26,9 +26,16 @@ type maintainer struct {
 
 func (r *retained) maintain(settings ...string) *maintainer {
 	r.t.Helper()
+	return r.maintainBy(nil, settings...)
+}
+
+// maintainBy runs it by another program, such as nice, which is replaced by it.
+func (r *retained) maintainBy(other []string, settings ...string) *maintainer {
+	r.t.Helper()
 	m := &maintainer{t: r.t}
 	env := append(slices.Clone(r.Env), settings...)
-	cmd := exec.Command(harness.Program(env), "maintain")
+	args := append(slices.Clone(other), harness.Program(env), "maintain")
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = &m.log, &m.log
 	var err error
