@@ -310,3 +310,41 @@ func TestAHomesRecordIsReadElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsKeptForAHomeIsKnown: a session and its record say alike how much WAL could be confirmed if the
+// home had confirmed its own, and since when.
+func TestWhatIsKeptForAHomeIsKnown(t *testing.T) {
+	t.Parallel()
+	begun := time.Now()
+	record := Record{}
+	tr := &Tracker{durable: time.Minute}
+	for i, at := range []outbox.LSN{100, 200, 300, 400} {
+		p := relay.Checkpoint{Due: 0xA0000 + at, Read: at, Home: relay.Confirmed{LSN: 0xA0000 + 250}}
+		stored := begun.Add(time.Duration(i) * 10 * time.Second)
+		record.Checkpoints = append(record.Checkpoints, StoredCheckpoint{Checkpoint: p, Since: stored})
+		tr.checkpoints = append(tr.checkpoints, trackedCheckpoint{Checkpoint: p, state: inStore,
+			storedAt: stored})
+	}
+	free := begun.Add(80 * time.Second) // when the first one that the home has not confirmed gets durable
+	check := func(home outbox.LSN, now time.Time, want Kept) {
+		t.Helper()
+		record.Checkpoints[3].Home.LSN, tr.limit = home, home
+		for who, got := range map[string]Kept{
+			"record": record.Kept(time.Minute, now), "session": tr.Kept(now),
+		} {
+			if got.Bytes != want.Bytes || !got.Since.Equal(want.Since) {
+				t.Errorf("home %v: %s %+v, want %+v", home, who, got, want)
+			}
+		}
+	}
+	check(0xA0000+250, free.Add(-time.Second), Kept{})
+	check(0xA0000+250, free, Kept{100, free})
+	check(0xA0000+250, free.Add(time.Hour), Kept{200, free})
+	check(0xA0000+400, free.Add(time.Hour), Kept{})
+	check(0xA0000+50, free.Add(time.Hour), Kept{300, free.Add(-10 * time.Second)})
+	check(0, free.Add(time.Hour), Kept{}) // it has said nothing
+	k := Kept{1, free}
+	if k.Long(free.Add(longKept-1)) || !k.Long(free.Add(longKept)) || (Kept{}).Long(free) {
+		t.Error("what is kept for long, and what not")
+	}
+}

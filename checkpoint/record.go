@@ -267,7 +267,9 @@ func (r *Record) validate() error {
 }
 
 // counts says that a checkpoint has what is known from tallyVersion on.
-func counts(p relay.Checkpoint) bool { return p.Tally != relay.Tally{} || p.Home != relay.Confirmed{} }
+func counts(p relay.Checkpoint) bool {
+	return p.Tally != relay.Tally{} || p.Home != relay.Confirmed{} || p.Said != relay.Said{}
+}
 
 func validateCheckpoint(p StoredCheckpoint) error {
 	if p.Since.IsZero() {

@@ -283,6 +283,14 @@ func TestACountElsewhereIsTheHomes(t *testing.T) {
 				if newest.Home.LSN != c.heard || newest.Tally.Events == 0 {
 					c.broken = fmt.Errorf("elsewhere %+v was recorded, and %v had come", newest, c.heard)
 				}
+				for _, w := range []*harness{c.home, c.away} { // what is shown
+					s, mark := w.procs[len(w.procs)-1].p.Status(), marks[len(marks)-1]
+					if s.Said.LSN != last || s.Said.Events != mark.Events || s.Said.At.IsZero() ||
+						s.Tally.Events != mark.Events || !s.Kept.Since.IsZero() {
+						c.broken = fmt.Errorf("home %t: the newest watermark is %+v, shown are %+v, %+v and "+
+							"%+v", w == c.home, mark, s.Said, s.Tally, s.Kept)
+					}
+				}
 				if c.away.pg.confirmed < c.away.pg.wal[len(c.away.pg.wal)*9/10].start {
 					c.broken = fmt.Errorf("the home is silent, and %v of %v is confirmed elsewhere",
 						c.away.pg.confirmed, c.away.pg.end)

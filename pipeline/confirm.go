@@ -35,7 +35,9 @@ func (s *session) offerWatermark(now time.Time) {
 	if n := len(h.Switches); n > 0 {
 		w.Began = h.Switches[n-1].End
 	}
-	s.heartbeats.offerWatermark(now, w, s.in.newest)
+	s.heartbeats.offerWatermark(now, w, s.in.newest, func() {
+		s.in.tally.said = relay.Said{At: now.UTC().Truncate(time.Millisecond), LSN: w.LSN, Events: w.Events}
+	})
 }
 
 // save starts to store the record. What it may still find before it is stored is the next session's to judge.

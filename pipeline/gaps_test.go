@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
 )
 
 // gapSettings wait ten seconds for a missing counter.
@@ -263,4 +265,33 @@ func TestMemoryThatWasRemovedEndsInAGap(t *testing.T) {
 			t.Errorf("ended with %+v", f)
 		}
 	})
+}
+
+// TestEachReasonOfAGapIsCounted: whatever has ended a wait is a series of its own, and documented.
+func TestEachReasonOfAGapIsCounted(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	m := newMetrics(reg)
+	m.addGaps(reorder.GapCounts{Bound: 1, Cold: 2, Size: 3, Settings: 4, Cut: 5})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != "gaps_given_up_total" {
+			continue
+		}
+		for _, s := range f.GetMetric() {
+			reason := s.GetLabel()[0].GetValue()
+			got[reason] = s.GetCounter().GetValue()
+			if !strings.Contains(f.GetHelp(), "("+reason+")") {
+				t.Errorf("%q does not say what %s is", f.GetHelp(), reason)
+			}
+		}
+	}
+	if want := map[string]float64{"bound": 1, "cold": 2, "size": 3, "settings": 4, "cut": 5}; !maps.Equal(got,
+		want) {
+		t.Errorf("counted %v, want %v", got, want)
+	}
 }

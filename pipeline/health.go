@@ -51,6 +51,9 @@ type gauges struct {
 	received, published, confirmed outbox.LSN
 	seq                            uint64 // acknowledged
 	newlyLate                      uint64 // late events since the last report
+	said                           relay.Said
+	tally                          relay.Tally
+	kept                           checkpoint.Kept
 }
 
 // Status is the pipeline's state at a moment, for probes and the status page.
@@ -83,6 +86,11 @@ type Status struct {
 	Gaps     []Gap `json:"gaps,omitempty"`
 	// since when more sequences wait than a checkpoint can list, so that none is recorded; zero: they do not
 	Unlisted time.Time `json:"no_checkpoint_since,omitzero"`
+	// with a control table: the newest watermark, written here or read here of the home; the home's events up
+	// to what is published; and what the slot keeps because the home has not confirmed it
+	Said  relay.Said      `json:"watermark,omitzero"`
+	Tally relay.Tally     `json:"counted,omitzero"`
+	Kept  checkpoint.Kept `json:"kept_for_home,omitzero"`
 
 	beat time.Time
 	// something is under way that may take long: a transaction larger than the buffer is put in order, or a
@@ -222,6 +230,7 @@ func (h *health) set(s State, err error) {
 	if s == StateStandby { // somebody else publishes: what was known of that is over
 		h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = 0, 0, 0, 0
 		h.snap.Oldest, h.snap.CaughtUp = time.Time{}, time.Time{}
+		h.snap.Said, h.snap.Tally, h.snap.Kept = relay.Said{}, relay.Tally{}, checkpoint.Kept{}
 	}
 }
 
@@ -327,6 +336,7 @@ func (h *health) setGauges(g *gauges, now time.Time) {
 	h.snap.Late += g.newlyLate
 	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq =
 		g.received, g.published, g.confirmed, g.seq
+	h.snap.Said, h.snap.Tally, h.snap.Kept = g.said, g.tally, g.kept
 	if g.idle && h.snap.Published < g.received {
 		h.snap.Published = g.received
 	}

@@ -92,8 +92,8 @@ func (h *heartbeatWriter) offerHeartbeat(now, due time.Time) {
 const watermarkPause = time.Second
 
 // offerWatermark writes one if it says more than the last one about inputs up to newest, or if none was
-// written in this session.
-func (h *heartbeatWriter) offerWatermark(now time.Time, w relay.Watermark, newest outbox.LSN) {
+// written in this session. done is called by the loop after it was written.
+func (h *heartbeatWriter) offerWatermark(now time.Time, w relay.Watermark, newest outbox.LSN, done func()) {
 	news := h.said.LSN == 0 || w.LSN > h.said.LSN && newest > h.said.LSN ||
 		w.At > h.said.At && newest > h.said.At
 	if !news || w.LSN == 0 || now.Sub(h.saidAt) < watermarkPause || !h.free(now) {
@@ -101,7 +101,10 @@ func (h *heartbeatWriter) offerWatermark(now time.Time, w relay.Watermark, newes
 	}
 	h.saidAt = now
 	h.write(false, func(ctx context.Context) error { return h.writer.Watermark(ctx, w) },
-		func() { h.said = w })
+		func() {
+			h.said = w
+			done()
+		})
 }
 
 // gapPause is the least time between two heartbeats in gap mode.

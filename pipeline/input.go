@@ -186,7 +186,7 @@ func (in *input) commit(c *relay.Commit) error {
 		in.tally.commit(c)
 	}
 	if w := &in.result.Watermark; w.LSN != 0 {
-		if err := in.heed(w); err != nil {
+		if err := in.heed(w, c.Time); err != nil {
 			return err
 		}
 	}
@@ -194,13 +194,15 @@ func (in *input) commit(c *relay.Commit) error {
 	return in.buffer.Commit(*c)
 }
 
-// heed takes note of what the home says of itself. An error says that what came here is not what it has.
-func (in *input) heed(w *relay.Watermark) error {
+// heed takes note of what the home said of itself in a commit of a time. An error says that what came here is
+// not what it has.
+func (in *input) heed(w *relay.Watermark, commit int64) error {
 	if known := in.away.home.Timeline; known != 0 && w.Timeline > known {
 		in.log.Warn("the home was promoted: its messages name another timeline than those made here",
 			"timeline", w.Timeline, "since", w.Began)
 	}
 	in.away.heed(w.Confirmed)
+	in.tally.said = relay.Said{At: relay.CommitTime(commit), LSN: w.LSN, Events: w.Events}
 	return in.tally.compare(w)
 }
 

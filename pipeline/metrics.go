@@ -61,7 +61,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		gapsGivenUp: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gaps_given_up_total", Help: "Gap mode: missing counters that were waited for no longer, " +
 				"by reason: reorder.bound has passed (bound), reorder.cold has, as the sequence was not " +
-				"remembered (cold), the buffer was full (size), or the settings changed (settings)."},
+				"remembered (cold), the buffer was full (size), the settings changed (settings), or another " +
+				"cluster went on with the stream (cut)."},
 			[]string{"reason"}),
 		repeats: counter("gap_repeats_total", "Gap mode: late events whose counter was not one that had "+
 			"been given up lately (at least): it was used twice."),
@@ -141,6 +142,7 @@ func (m *metrics) addGaps(n reorder.GapCounts) {
 	add(reorder.ByCold, n.Cold, m.gapsSeen.Cold)
 	add(reorder.BySize, n.Size, m.gapsSeen.Size)
 	add(reorder.BySettings, n.Settings, m.gapsSeen.Settings)
+	add(reorder.ByCut, n.Cut, m.gapsSeen.Cut)
 	m.repeats.Add(float64(n.Repeats - m.gapsSeen.Repeats))
 	m.resets.Add(float64(n.Resets - m.gapsSeen.Resets))
 	m.gapsSeen = n

@@ -164,7 +164,7 @@ func (s *session) located(cp relay.Checkpoint) relay.Checkpoint {
 		cp.Read, cp.Home = s.in.away.start(cp.Published()), s.in.away.home
 	}
 	if s.in.tally != nil {
-		cp.Tally = s.in.tally.at(cp.Due)
+		cp.Tally, cp.Said = s.in.tally.at(cp.Due), s.in.tally.said
 	}
 	cp.Timeline = s.server.History.At(cp.At())
 	return cp

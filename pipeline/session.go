@@ -170,6 +170,10 @@ func (s *session) gauges(now time.Time) gauges {
 	if g.oldest.IsZero() {
 		g.oldest, _ = s.in.oldestReceived()
 	}
+	if s.in.tally != nil {
+		g.said, g.tally = s.in.tally.said, s.tracker.Newest().Tally
+		g.kept = s.tracker.Kept(s.heard)
+	}
 	late := s.buffer.Late()
 	g.newlyLate = late - s.metrics.lateSeen
 	s.metrics.add(late)

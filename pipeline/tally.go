@@ -25,6 +25,7 @@ type homeTally struct {
 	base  relay.Tally // what to add to a mark; its Since is that of all
 	same  outbox.LSN  // elsewhere: up to there it was compared, or is taken from the home
 	asked outbox.LSN  // the due of the newest checkpoint
+	said  relay.Said  // the newest watermark; zero: none is known
 }
 
 // mark is what the commits up to lsn have, of those that this session counts.
@@ -37,7 +38,7 @@ type mark struct {
 func newTally(cfg checkpoint.Config, log *slog.Logger, newest relay.Checkpoint) *homeTally {
 	t := &homeTally{
 		cfg: cfg, log: log, away: cfg.Mapping.Away(), known: newest.Tally.Since != 0, base: newest.Tally,
-		same: newest.Due, asked: newest.Due,
+		same: newest.Due, asked: newest.Due, said: newest.Said,
 	}
 	if !t.away || newest.Due > 1 { // else it is where init begins
 		t.marks = []mark{{lsn: newest.Due}}

@@ -49,6 +49,8 @@ type Checkpoint struct {
 	// Home is what the home has said to be confirmed, where its rows are read on another server; zero where
 	// it has said nothing.
 	Home Confirmed `json:"home,omitzero"`
+	// Said is the newest watermark that was known, where there is a control table; zero where none was.
+	Said Said `json:"said,omitzero"`
 }
 
 // Published is up to where all inputs are published, and need not be read again: before the oldest held

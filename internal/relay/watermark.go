@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -46,6 +47,15 @@ type Watermark struct {
 	Began outbox.LSN // where Timeline began; 0: it is the first one
 	At    outbox.LSN // up to there Tally counts: a checkpoint that is recorded lies there
 	Tally            // Since is 0 where the home has not counted
+}
+
+// Said is the newest watermark that a home has written, or that was read of it elsewhere. It is for people:
+// nothing depends on it.
+type Said struct {
+	// when it was written, by the clock of the home's outflow; elsewhere when it was committed, by its server's
+	At     time.Time  `json:"at"`
+	LSN    outbox.LSN `json:"lsn"`    // up to which it says that the home has confirmed its WAL
+	Events uint64     `json:"events"` // that it counts
 }
 
 // The keys of a watermark, in their order.
