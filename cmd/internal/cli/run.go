@@ -78,7 +78,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	}
 	known := metrics.Info{
 		Version: version, Slot: cfg.Slot, Stream: cfg.Stream, Shard: cfg.Shard.String(),
-		MaxSpill: cfg.Reorder.MaxSpill, Started: time.Now(),
+		MaxSpill: cfg.Reorder.MaxSpill, Started: time.Now(), Cluster: cfg.Cluster,
 	}
 	registry, own := metrics.New(known)
 	p, reload, closeWriter := wiring.Pipeline(cfg, log, own, decorate...)
@@ -174,7 +174,7 @@ func info(cfg config.Config, version, table string) overview.Info {
 	return overview.Info{
 		Version: version, Go: runtime.Version(), Host: host, PID: os.Getpid(), Started: time.Now(),
 		Source: cfg.Source.String(), Table: table, Shard: cfg.Shard.String(), Slot: cfg.Slot,
-		Stream:        cfg.Stream,
+		Stream: cfg.Stream, Cluster: cfg.Cluster,
 		InFlightLimit: sink.MaxInFlight, Where: wiring.WhereIs(cfg), Repeat: cfg.Repeat,
 	}
 }

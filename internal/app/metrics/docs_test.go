@@ -18,11 +18,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/pipeline"
 )
 
@@ -66,6 +68,8 @@ func everything(t *testing.T) []*dto.MetricFamily {
 		State: pipeline.StateRunning, Fault: &pipeline.Fault{Code: "slot_missing"}, Received: 1, Published: 1,
 		WALEnd: 2, Oldest: now, CaughtUp: now, HeldLimit: 1, HeldLimitBytes: 1,
 		Gaps: []pipeline.Gap{{Since: now}}, Unlisted: now,
+		Said:  relay.Said{At: now, LSN: 1, Events: 2},
+		Tally: relay.Tally{Since: 1, Events: 1}, Kept: checkpoint.Kept{Bytes: 1, Since: now},
 	}
 	reading := watch.Reading{
 		Postgres: watch.Postgres{Read: read}, NATS: watch.NATS{Read: read, StorageLimit: 1},
@@ -73,6 +77,7 @@ func everything(t *testing.T) []*dto.MetricFamily {
 		Stream: watch.Stream{Read: read, Exists: true, MaxBytes: 1,
 			Replicas: []watch.Replica{{Name: "n2"}}},
 		Consumers: []watch.Consumer{{Name: "search"}}, ConsumerList: read,
+		Subscribers: []watch.Subscriber{{Slot: "to_3"}},
 		Partitions: watch.Partitions{Read: read, Managed: true, Ranges: true, Until: now,
 			Blocked: []watch.Blocked{{Slot: "debezium", Since: now}}},
 		Maintenance: watch.Maintenance{Read: read, Maintained: &watch.Maintained{At: now,
@@ -82,7 +87,8 @@ func everything(t *testing.T) []*dto.MetricFamily {
 	}
 	reading.Postgres.Certificates = []watch.Certificate{{Side: "server", Until: now}}
 	reading.NATS.Certificates = []watch.Certificate{{Side: "client", Until: now}}
-	info := Info{Slot: "outflow", MaxSpill: 1, Started: now}
+	info := Info{Slot: "outflow", MaxSpill: 1, Started: now,
+		Cluster: config.Cluster{ID: 2, Subscription: "from_1"}}
 	registry, own := New(info)
 	_, _, stop := wiring.Pipeline(config.Config{}, slog.New(slog.DiscardHandler), own)
 	stop()
@@ -268,6 +274,8 @@ var sections = []struct {
 		"rest as `outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
 		regexp.MustCompile(`^(maintain_.*|partitions_.*|rows_.*|archive_.*|stream_kept_.*)$`)},
 	{"Package consumer", docConsumer, regexp.MustCompile(`^consumer_.*$`)},
+	{"Clusters", "Where `cluster.id` is set: [what to watch](clusters.md#what-to-watch).\n",
+		regexp.MustCompile(`^cluster_.*$`)},
 	{"Tracing", "See [tracing](tracing.md).\n", regexp.MustCompile(`^spans_.*$`)},
 	{"Failures", "", regexp.MustCompile(`^(failures_total|connect_attempts_total|sessions_total|` +
 		`resumptions_total)$`)},

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/overview"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/pipeline"
@@ -23,6 +25,7 @@ type Info struct {
 	Version, Slot, Stream, Shard string
 	MaxSpill                     int64 // bytes; 0: no limit
 	Started                      time.Time
+	Cluster                      config.Cluster
 }
 
 // New returns a registry of Go's and the process's metrics, and where Outflow's own are registered: there
@@ -69,6 +72,7 @@ func (c *state) Collect(ch chan<- prometheus.Metric) {
 	g.pipeline(&s, c.info)
 	g.postgres(&r)
 	g.nats(&r)
+	g.cluster(overview.ClusterOf(c.info.Cluster, &r), &s)
 	g.partitions(&r.Partitions)
 	g.maintained(r.Maintenance.Maintained)
 }

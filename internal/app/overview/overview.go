@@ -29,6 +29,8 @@ type Info struct {
 	Slot   string `json:"-"` // the names; they stand beside what was read
 	Stream string `json:"-"`
 
+	Cluster config.Cluster `json:"-"`
+
 	Where  wiring.Where    `json:"-"`
 	Repeat finding.Options `json:"-"`
 	// messages in flight at most
@@ -46,8 +48,10 @@ type Report struct {
 	Slot     Slot             `json:"slot"`
 	// processes that are connected for the slot
 	Instances []watch.Instance `json:"instances"`
-	NATS      watch.NATS       `json:"nats"`
-	Stream    Stream           `json:"stream"`
+	// of several active databases: which one this is, and what it knows of the others
+	Cluster *Cluster   `json:"cluster,omitempty"`
+	NATS    watch.NATS `json:"nats"`
+	Stream  Stream     `json:"stream"`
 	// durable ones of the stream, sorted by name
 	Consumers []watch.Consumer `json:"consumers"`
 	// how fresh that list is: it is read less often, and with a right that is optional
@@ -77,6 +81,8 @@ type Stream struct {
 func New(info *Info, s *pipeline.Status, r *watch.Reading, now time.Time) *Report {
 	rep := of(info.Slot, info.Stream, r, now)
 	rep.Outflow, rep.Pipeline, rep.Where, rep.repeat = info, s, info.Where, info.Repeat
+	rep.Cluster = ClusterOf(info.Cluster, r)
+	rep.Cluster.Knows(s.Said, s.Tally, s.Kept)
 	rep.say(rep.ofPipeline())
 	return rep
 }
@@ -85,6 +91,7 @@ func New(info *Info, s *pipeline.Status, r *watch.Reading, now time.Time) *Repor
 func Of(cfg config.Config, r *watch.Reading, now time.Time) *Report {
 	rep := of(cfg.Slot, cfg.Stream, r, now)
 	rep.Where, rep.repeat = wiring.WhereIs(cfg), cfg.Repeat
+	rep.Cluster = ClusterOf(cfg.Cluster, r)
 	return rep
 }
 

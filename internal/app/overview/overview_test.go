@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -213,5 +215,64 @@ func TestOldFiguresAreMarked(t *testing.T) {
 	parts := New(&Info{}, &s, &r, now).Parts()
 	if parts[0].Old != "" || parts[1].Old != "read 11 s ago" {
 		t.Errorf("%q, %q", parts[0].Old, parts[1].Old)
+	}
+}
+
+// Of several active databases each says which one it is, how it compares with its home, and for whom it keeps
+// WAL.
+func TestAClusterIsShown(t *testing.T) {
+	t.Parallel()
+	said := relay.Said{At: now.Add(-12 * time.Second), LSN: 0x100, Events: 1240}
+	for name, c := range map[string]struct {
+		cfg   config.Cluster
+		knows func(s *pipeline.Status, r *watch.Reading)
+		level Level
+		word  string
+		says  []string
+	}{
+		"home": {config.Cluster{ID: 1, Count: 3}, func(s *pipeline.Status, r *watch.Reading) {
+			s.Said, s.Tally = said, relay.Tally{Since: 1, Events: 1300}
+			r.Subscribers = []watch.Subscriber{{Slot: "to_2", Active: true, Retained: 5000}, {Slot: "to_3"}}
+		}, Good, "home", []string{"number 1 of 3", "watermark 12 s ago", "confirmed at home 0/100",
+			"events counted 1,240", "kept for to_2 4.9 KiB", "kept for to_3 0 B, nobody reads"}},
+		"no control table": {config.Cluster{ID: 1}, func(*pipeline.Status, *watch.Reading) {}, Good, "home",
+			[]string{"number 1"}},
+		"reader": {config.Cluster{ID: 2, Subscription: "from_1"}, func(s *pipeline.Status, _ *watch.Reading) {
+			s.Said, s.Tally = said, relay.Tally{Since: 1, Events: 1230}
+			s.Kept = checkpoint.Kept{Bytes: 3 << 20, Since: now.Add(-time.Minute)}
+		}, Good, "reads from_1", []string{"events at home 1,240", "here 1,230", "behind 10",
+			"kept for the home 3.0 MiB, 1 min"}},
+		"ahead": {config.Cluster{ID: 2, Subscription: "from_1"}, func(s *pipeline.Status, _ *watch.Reading) {
+			s.Said, s.Tally = said, relay.Tally{Since: 1, Events: 1250}
+		}, Good, "reads from_1", []string{"behind 0"}},
+		"nothing came": {config.Cluster{ID: 2, Subscription: "from_1"},
+			func(*pipeline.Status, *watch.Reading) {}, Good, "reads from_1", []string{"watermark none yet"}},
+		"not compared": {config.Cluster{ID: 2, Subscription: "from_1"},
+			func(s *pipeline.Status, _ *watch.Reading) { s.Said = said }, Good, "reads from_1",
+			[]string{"here not compared yet"}},
+		"silent": {config.Cluster{ID: 2, Subscription: "from_1"},
+			func(s *pipeline.Status, _ *watch.Reading) {
+				s.Said, s.Kept = said, checkpoint.Kept{Bytes: 1, Since: now.Add(-15 * time.Minute)}
+			}, Warning, "the home is not heard", []string{"kept for the home 1 B, 15 min"}},
+		"lost": {config.Cluster{ID: 1}, func(_ *pipeline.Status, r *watch.Reading) {
+			r.Subscribers = []watch.Subscriber{{Slot: "a"}, {Slot: "b"}, {Slot: "c"}, {Slot: "d", Lost: true}}
+		}, Warning, "a slot of others is lost", []string{"and for others 1"}},
+	} {
+		s, r := healthy()
+		c.knows(&s, &r)
+		parts := New(&Info{InFlightLimit: 10, Cluster: c.cfg}, &s, &r, now).Chain()
+		p := parts[len(parts)-1]
+		says := ""
+		for _, f := range p.Figures {
+			says += f.Name + " " + f.Value + "\n"
+		}
+		if p.Name != "Cluster" || p.Level != c.level || p.Word != c.word {
+			t.Errorf("%s: %+v", name, p)
+		}
+		for _, want := range c.says {
+			if !strings.Contains(says, want+"\n") {
+				t.Errorf("%s: %q is not in\n%s", name, want, says)
+			}
+		}
 	}
 }

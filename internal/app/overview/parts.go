@@ -47,13 +47,18 @@ func (p *Part) limited(name, value, limit string, n, of float64) {
 // Parts returns the chain and the retention.
 func (r *Report) Parts() []Part { return append(r.Chain(), r.Retention()...) }
 
-// Chain returns the parts from PostgreSQL to the consumers.
+// Chain returns the parts from PostgreSQL to the consumers, and of several active databases how this one and
+// the others are.
 func (r *Report) Chain() []Part {
 	parts := []Part{r.postgres(), r.slot()}
 	if r.Pipeline != nil {
 		parts = append(parts, r.buffer(), r.inFlight())
 	}
-	return append(parts, r.stream(), r.consumers())
+	parts = append(parts, r.stream(), r.consumers())
+	if r.Cluster != nil {
+		parts = append(parts, r.cluster())
+	}
+	return parts
 }
 
 // read sets the state of a part whose figures were read at some time; older ones than old are marked with

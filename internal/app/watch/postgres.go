@@ -61,13 +61,17 @@ func (p *postgresSide) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	subscribers, err := p.subscribers(ctx, end)
+	if err != nil {
+		return err
+	}
 	now := time.Now()
 	p.rate.add(end, asked)
 	version, _, _ := strings.Cut(p.conn.PgConn().ParameterStatus("server_version"), " ")
 	p.w.update(func(r *Reading) {
 		r.Postgres = Postgres{Host: p.host(), Version: version, Standby: standby, RoundTrip: roundTrip,
 			WALEnd: end, WALRate: p.rate.perSecond(), Certificates: p.certificates()}
-		r.Slot, r.Instances = slotOf(&slot, end), instances
+		r.Slot, r.Instances, r.Subscribers = slotOf(&slot, end), instances, subscribers
 		r.Postgres.fresh(now)
 		r.Slot.fresh(now)
 	})
@@ -124,6 +128,31 @@ func (p *postgresSide) instances(ctx context.Context) ([]Instance, error) {
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Instance])
 	if err != nil {
 		return nil, fmt.Errorf("read who is connected: %w", err)
+	}
+	return all, nil
+}
+
+// maxSubscribers is how many are read at most.
+const maxSubscribers = 64
+
+// subscribers reads which slots of other programs keep WAL of this database, of several active ones.
+func (p *postgresSide) subscribers(ctx context.Context, end outbox.LSN) ([]Subscriber, error) {
+	if p.w.cfg.Cluster.ID == 0 {
+		return nil, nil
+	}
+	// Of a slot that is lost nothing is kept. Other Outflows show their own.
+	rows, err := p.conn.Query(ctx, `SELECT s.slot_name, s.active,
+			greatest(coalesce($1::pg_lsn - s.restart_lsn, 0), 0)::bigint, coalesce(s.wal_status = 'lost', false)
+		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
+		WHERE s.plugin = 'pgoutput' AND s.database = current_database() AND NOT s.temporary
+			AND s.slot_name <> $2 AND NOT starts_with(coalesce(a.application_name, ''), 'outflow')
+		ORDER BY 3 DESC, 1 LIMIT $3`, end.String(), p.w.cfg.Slot, maxSubscribers)
+	if err != nil {
+		return nil, fmt.Errorf("read the slots of others: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Subscriber])
+	if err != nil {
+		return nil, fmt.Errorf("read the slots of others: %w", err)
 	}
 	return all, nil
 }

@@ -17,9 +17,12 @@ type Reading struct {
 	Postgres  Postgres   `json:"postgres"`
 	Slot      Slot       `json:"slot"`
 	Instances []Instance `json:"instances,omitempty"` // sorted by name, read with the slot
-	NATS      NATS       `json:"nats"`
-	Stream    Stream     `json:"stream"`
-	Consumers []Consumer `json:"consumers,omitempty"` // durable ones of the stream, sorted by name
+	// logical slots of the database by which others keep its WAL, those that keep most first, read with the
+	// slot; only with cluster.id
+	Subscribers []Subscriber `json:"subscribers,omitempty"`
+	NATS        NATS         `json:"nats"`
+	Stream      Stream       `json:"stream"`
+	Consumers   []Consumer   `json:"consumers,omitempty"` // durable ones of the stream, sorted by name
 
 	// How fresh Consumers is: it is read less often than the rest, and takes a right that is optional.
 	ConsumerList     Read `json:"consumer_list"`
@@ -73,6 +76,14 @@ type Instance struct {
 	Name  string    `json:"name"` // its application_name and address, as of [Slot].Holder
 	Since time.Time `json:"connected_since"`
 	Own   bool      `json:"own,omitempty"` // of the host that reads this
+}
+
+// Subscriber is a slot of pgoutput that is not this Outflow's: of another cluster's subscription as a rule.
+type Subscriber struct {
+	Slot     string `json:"slot"`
+	Active   bool   `json:"active"`
+	Retained int64  `json:"retained_bytes"`
+	Lost     bool   `json:"lost,omitempty"` // PostgreSQL has removed WAL that it needed
 }
 
 // NATS is the server that the pipeline publishes to.

@@ -95,6 +95,9 @@ var unwatched = map[string]string{
 	"outflow_spans_exported_total":      "what is wrong is in outflow_spans_dropped_total",
 	"outflow_stream_consumers_left_out": "nothing is wrong where there are many",
 
+	"outflow_cluster_info":                    "which cluster it is, to join with the others",
+	"outflow_cluster_watermark_confirmed_lsn": "kept_since says whether it stands still",
+
 	"outflow_stream_consumers_read_timestamp_seconds": "doctor says which right is missing",
 
 	"outflow_consumer_batch_events":           "speed, for whoever tunes Config.Batch",

@@ -201,6 +201,15 @@ var byHand = map[string]struct {
 	"OutflowSlotRetained": {"it takes 10 GiB of WAL", []Series{
 		{`outflow_slot_retained_bytes{slot="s"}`, "0+1073741824x60"},
 	}},
+	"OutflowHomeSilent": {"it takes two clusters and half an hour", []Series{
+		{`outflow_cluster_kept_since_timestamp_seconds{slot="s"}`, "-400x60"},
+	}},
+	"OutflowClusterSlot": {"it takes 10 GiB of WAL", []Series{
+		{`outflow_cluster_slot_retained_bytes{slot="s",by="to_2"}`, "0+1073741824x60"},
+		{`outflow_cluster_slot_retained_bytes{slot="s",by="to_3"}`, "0x60"},
+		{`outflow_cluster_slot_lost{slot="s",by="to_2"}`, "0x60"},
+		{`outflow_cluster_slot_lost{slot="s",by="to_3"}`, "0x60"},
+	}},
 	"OutflowFiguresOld": {"only a defect of Outflow makes it", []Series{
 		{`outflow_slot_read_timestamp_seconds{slot="s"}`, "-3x60"},
 		{`outflow_postgres_up{slot="s"}`, "1x60"},

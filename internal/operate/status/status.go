@@ -254,6 +254,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 		newest := s.record.Checkpoints[len(s.record.Checkpoints)-1]
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
 		rep.Gaps = openGaps(s.gaps, newest.Holds)
+		rep.Cluster.Knows(newest.Said, newest.Tally, s.record.Kept(cfg.Sink.DurableAfter, now))
 		rep.LagBytes = outbox.Distance(newest.At(), max(newest.At(), read.Postgres.WALEnd))
 	}
 	problem := s.failed

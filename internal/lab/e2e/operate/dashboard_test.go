@@ -43,6 +43,7 @@ var emptyWhileHealthy = map[string]string{
 	"outflow_stream_replica":                        "the stream has one copy",
 	"changes(process_start_time_seconds":            "nothing has started again",
 
+	"outflow_cluster_":      "there is one database",
 	"outflow_rows_blocked_": "no row is to go",
 	"outflow_stream_kept_":  "no message is to go",
 

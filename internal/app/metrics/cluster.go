@@ -1,0 +1,56 @@
+package metrics
+
+import (
+	"strconv"
+
+	"github.com/outflowhq/outflow/internal/app/overview"
+	"github.com/outflowhq/outflow/pipeline"
+)
+
+var (
+	clusterInfo = describe("cluster_info", "1, with cluster.id and cluster.subscription as labels; the latter "+
+		"is empty at a home, which publishes its own rows. No series where there is one database.", "cluster",
+		"subscription")
+	watermarkTime = describe("cluster_watermark_timestamp_seconds", "When the newest watermark was written, "+
+		"by the home's clock: by this home, or of those that were read of the home. A home that is idle "+
+		"writes none. Not on a standby.")
+	watermarkLSN = describe("cluster_watermark_confirmed_lsn", "LSN up to which the home has confirmed its "+
+		"own WAL, as that watermark says.")
+	homeBehind = describe("cluster_behind_events", "Events that the home's newest watermark counts and that "+
+		"are not published here yet. Not at a home, nor before a watermark was compared. If the counts "+
+		"differ there is a fault, cluster_count.")
+	keptBytes = describe("cluster_kept_wal_bytes", "WAL that the slot keeps only because the home has not "+
+		"confirmed its own. Not at a home.")
+	keptSince = describe("cluster_kept_since_timestamp_seconds", "Since when the oldest of it is kept for "+
+		"that reason. No series while nothing is.")
+	subscriberRetained = describe("cluster_slot_retained_bytes", "WAL that PostgreSQL keeps for a slot by "+
+		"which another program, as a rule another cluster's subscription, reads this database, by its "+
+		"name. At most 64 slots.", "by")
+	subscriberLost = describe("cluster_slot_lost", "1 if PostgreSQL has removed WAL that such a slot needed: "+
+		"the other cluster lacks rows.", "by")
+)
+
+func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {
+	if c == nil {
+		return
+	}
+	g.set(clusterInfo, 1, strconv.Itoa(c.ID), c.Subscription)
+	for _, o := range c.Subscribers {
+		g.set(subscriberRetained, float64(o.Retained), o.Slot)
+		g.is(subscriberLost, o.Lost, o.Slot)
+	}
+	c.Knows(s.Said, s.Tally, s.Kept)
+	if c.Watermark == nil {
+		return
+	}
+	g.time(watermarkTime, c.Watermark.At)
+	g.set(watermarkLSN, float64(c.Watermark.LSN))
+	if c.Subscription == "" {
+		return
+	}
+	if c.Counted != 0 {
+		g.set(homeBehind, float64(c.Behind))
+	}
+	g.set(keptBytes, float64(c.Kept.Bytes))
+	g.time(keptSince, c.Kept.Since)
+}

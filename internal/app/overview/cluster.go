@@ -1,0 +1,114 @@
+package overview
+
+import (
+	"fmt"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/relay"
+)
+
+// Cluster is what is known of several active databases, whose rows are replicated to each other.
+type Cluster struct {
+	ID           int    `json:"id"`
+	Count        int    `json:"count,omitempty"`
+	Subscription string `json:"subscription,omitempty"` // brings the home's rows here; "": this is the home
+	// The newest watermark, which the home has written; nil: none is known, or there is no control table.
+	Watermark *relay.Said `json:"watermark,omitempty"`
+	// events up to what is published here, counted as the home counts; 0: they are not compared yet
+	Counted uint64 `json:"counted,omitempty"`
+	// how many of those that the home's newest watermark counts are not published here yet
+	Behind uint64 `json:"behind,omitempty"`
+	// WAL that the slot keeps because the home has not confirmed its own
+	Kept        checkpoint.Kept    `json:"kept_for_home,omitzero"`
+	Subscribers []watch.Subscriber `json:"subscribers"`
+}
+
+// ClusterOf returns what settings and watcher say; nil where there is one database.
+func ClusterOf(cfg config.Cluster, r *watch.Reading) *Cluster {
+	if cfg.ID == 0 {
+		return nil
+	}
+	return &Cluster{ID: cfg.ID, Count: cfg.Count, Subscription: cfg.Subscription,
+		Subscribers: append([]watch.Subscriber{}, r.Subscribers...)}
+}
+
+// Knows adds what a process or its record knows.
+func (c *Cluster) Knows(said relay.Said, counted relay.Tally, kept checkpoint.Kept) {
+	if c == nil || said == (relay.Said{}) {
+		return
+	}
+	c.Watermark, c.Counted, c.Kept = &said, counted.Events, kept
+	if c.Subscription != "" && counted.Since != 0 && said.Events > counted.Events {
+		c.Behind = said.Events - counted.Events
+	}
+}
+
+// mostSubscribers is how many are shown.
+const mostSubscribers = 3
+
+func (r *Report) cluster() Part {
+	c := r.Cluster
+	p := Part{Name: "Cluster", Level: Good, Word: "home"}
+	if c.Subscription != "" {
+		p.Word = "reads " + c.Subscription
+	}
+	number := fmt.Sprint(c.ID)
+	if c.Count > 0 {
+		number += fmt.Sprint(" of ", c.Count)
+	}
+	p.add("number", number)
+	if w := c.Watermark; w != nil {
+		p.add("watermark", units.Duration(max(r.now.Sub(w.At), 0))+" ago")
+		p.add("confirmed at home", w.LSN.String())
+		switch {
+		case c.Subscription == "":
+			p.add("events counted", units.Count(w.Events))
+		case c.Counted == 0:
+			p.add("events at home", units.Count(w.Events))
+			p.add("here", "not compared yet")
+		default:
+			p.add("events at home", units.Count(w.Events))
+			p.add("here", units.Count(c.Counted))
+			p.add("behind", units.Count(c.Behind))
+		}
+	} else if c.Subscription != "" {
+		p.add("watermark", "none yet")
+	}
+	if k := c.Kept; !k.Since.IsZero() {
+		p.add("kept for the home", units.Size(k.Bytes)+", "+units.Duration(max(r.now.Sub(k.Since), 0)))
+		if k.Long(r.now) {
+			p.Level, p.Word = Warning, "the home is not heard"
+		}
+	}
+	r.subscribers(&p, c.Subscribers)
+	return p
+}
+
+// subscribers says what slots of others keep here.
+func (r *Report) subscribers(p *Part, all []watch.Subscriber) {
+	lost := 0
+	for i, s := range all {
+		if s.Lost {
+			lost++
+		}
+		if i < mostSubscribers {
+			value := units.Size(uint64(max(s.Retained, 0)))
+			switch {
+			case s.Lost:
+				value = "lost"
+			case !s.Active:
+				value += ", nobody reads"
+			}
+			p.add("kept for "+s.Slot, value)
+		}
+	}
+	if n := len(all) - mostSubscribers; n > 0 {
+		p.add("and for others", units.Count(n))
+	}
+	if lost > 0 {
+		p.Level, p.Word = Warning, "a slot of others is lost"
+	}
+}
