@@ -105,6 +105,33 @@ var table = []Finding{
 		Runbook: "The message has the range of the home's positions in which they differ: compare the " +
 			"rows of the table here and at home. Look for `skipping transaction` in the log of the server " +
 			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
+	{Code: "cluster_errors", Severity: Note,
+		Title: "A subscription has failed to apply what another cluster sent",
+		Hint: "Look for its errors in the server's log, mend what is in the way, such as a row with the same " +
+			"id, and don't skip the transaction. Then set the counter back.",
+		Runbook: "It tries again by itself, unless it has `disable_on_error`: then it stays disabled until " +
+			"somebody enables it, whatever the error was, while no rows come and the other cluster keeps " +
+			"its WAL. What is skipped is missing here for good: [cluster_count](#cluster_count)."},
+	{Code: "cluster_slot", Severity: Warning,
+		Title: "A slot keeps much WAL for another cluster, or is near the limit beyond which it is lost",
+		Hint: "Bring the other cluster or its subscription back. If it is gone for good, drop the slot. " +
+			"max_slot_wal_keep_size bounds what it keeps."},
+	{Code: "cluster_slot_lost", Severity: Error,
+		Title: "The slot by which another cluster reads this database is lost",
+		Hint: "The other cluster lacks rows from here, and its subscription can't go on. Make the " +
+			"subscription there anew, and see which rows of the table it has not. This cluster's own stream " +
+			"is not concerned.",
+		Runbook: "What was removed reaches the other cluster by no subscription. A stream that is made " +
+			"there of this cluster's rows ends with [cluster_count](#cluster_count) or " +
+			"[publication_changed](#publication_changed), and is to be " +
+			"[started anew](clusters.md#the-rows-of-another-cluster). So that it does not come to this, give " +
+			"`max_slot_wal_keep_size` room for the longest time that a cluster may be away."},
+	{Code: "cluster_home", Severity: Warning,
+		Title: "The slot keeps WAL because the home has not confirmed its own",
+		Hint: "Look at the home: is its `outflow run` running, does it publish, and is cluster.control set " +
+			"there? Do its rows come here? max_slot_wal_keep_size bounds what is kept.",
+		Runbook: "Who reads a home's rows keeps them until the home says that they are in its stream " +
+			"for good. Nothing is lost while there is room. [What to watch](clusters.md#what-to-watch)."},
 	{Code: "cluster_lag", Severity: Warning,
 		Title: "Rows of another cluster come late, or not at all",
 		Hint: "Look at pg_stat_subscription and at the server's log. cluster.maximum_delay should be more " +

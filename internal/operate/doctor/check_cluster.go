@@ -2,7 +2,13 @@ package doctor
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
+
+	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // awayMajor is the first major on which a subscription says which origins it brings.
@@ -17,6 +23,9 @@ type Subscription struct {
 	Running bool    `json:"running"` // its worker
 	Seconds float64 `json:"seconds"` // that the newest message was on its way
 	Errors  int64   `json:"errors"`  // of applying, since its statistics were reset
+	OID     uint32  `json:"oid"`
+	// it is disabled by the first error
+	DisableOnError bool `json:"disable_on_error"`
 }
 
 func (f *Facts) inCluster() bool {
@@ -31,7 +40,8 @@ func (r *pgReader) readSubscriptions(ctx context.Context) error {
 	return query(ctx, r.conn, &r.f.Subscriptions, many(`SELECT s.subname AS name, s.suborigin AS origin,
 			s.subskiplsn::text AS skip, s.subenabled AS enabled, w.pid IS NOT NULL AS running,
 			coalesce(extract(epoch FROM w.last_msg_receipt_time - w.last_msg_send_time), 0)::float8 AS seconds,
-			coalesce(t.apply_error_count, 0) AS errors
+			coalesce(t.apply_error_count, 0) AS errors, s.oid::bigint AS oid,
+			s.subdisableonerr AS disable_on_error
 		FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid AND d.datname = current_database()
 		JOIN pg_subscription_rel r ON r.srsubid = s.oid AND r.srrelid = $1
 		LEFT JOIN pg_stat_subscription w ON w.subid = s.oid AND w.relid IS NULL AND w.leader_pid IS NULL
@@ -81,5 +91,64 @@ var clusterChecks = []check{
 				}
 			}
 			r.ok("%d subscriptions are applied", len(f.Subscriptions))
+		}},
+	{name: "cluster.errors", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+		run: func(f *Facts, r *reporter) {
+			for _, s := range f.Subscriptions {
+				if s.Errors > 0 {
+					r.find("cluster_errors", "subscription %s has failed %d times to apply a transaction",
+						quote(s.Name), s.Errors).Command =
+						fmt.Sprintf("SELECT pg_stat_reset_subscription_stats(%d)", s.OID)
+				}
+				if s.DisableOnError {
+					r.findAs(finding.Warning, "cluster_errors", "subscription %s has disable_on_error: the "+
+						"first error stops it for good", quote(s.Name)).Command =
+						"ALTER SUBSCRIPTION " + postgres.Quote(s.Name) + " SET (disable_on_error = false)"
+				}
+			}
+			r.ok("none")
+		}},
+	{name: "cluster.slots", needs: []source{srcPostgres, srcSlots}, about: (*Facts).inCluster,
+		run: func(f *Facts, r *reporter) {
+			n := 0
+			for _, s := range f.Slots {
+				if s.Plugin != "pgoutput" || s.Database != databaseOf(f.Postgres.Where) || s.Temporary ||
+					s.Name == f.Config.Slot || strings.HasPrefix(s.Holder, "outflow") {
+					continue
+				}
+				n++
+				drop := "SELECT pg_drop_replication_slot(" + postgres.Literal(s.Name) + ")"
+				left := int64(-1) // not limited
+				if s.Safe != nil {
+					left = max(*s.Safe, 0)
+				}
+				switch {
+				case s.WALStatus == "lost" || s.Invalidation != "":
+					r.find("cluster_slot_lost", "slot %s is lost: PostgreSQL has removed WAL that it needed",
+						s.Name).Command = drop
+				case left >= 0 && left*3 < s.Retained:
+					r.find("cluster_slot", "slot %s keeps %s, and is lost after another %s of WAL", s.Name,
+						size(s.Retained), size(left))
+				case left < 0 && s.Retained > muchWAL:
+					r.find("cluster_slot", "slot %s keeps %s of WAL, and nothing limits it", s.Name,
+						size(s.Retained))
+				}
+			}
+			r.ok("%d keep WAL for others", n)
+		}},
+	{name: "cluster.home", needs: []source{srcRecord},
+		about: func(f *Facts) bool { return f.Config.Cluster.ID > 0 && f.newest() != nil },
+		run: func(f *Facts, r *reporter) {
+			said := f.newest().Said
+			heard := "no watermark is known"
+			if !said.At.IsZero() {
+				heard = fmt.Sprintf("the newest watermark is %v old, and says that the home has confirmed %v",
+					units.Duration(max(f.Now.Sub(said.At), 0)), said.LSN)
+			}
+			if k := f.Readings.Record.Kept(f.Config.Sink.DurableAfter, f.Now); k.Long(f.Now) {
+				r.find("cluster_home", "slot %s has kept WAL for the home for %v, %s by now; %s", f.Config.Slot,
+					units.Duration(f.Now.Sub(k.Since)), size(int64(k.Bytes)), heard)
+			}
+			r.ok("%s", heard)
 		}},
 }

@@ -67,7 +67,9 @@ func healthy(t *testing.T) *Facts {
 			"max_slot_wal_keep_size":        "102400",
 			"idle_replication_slot_timeout": "0", "synchronized_standby_slots": "db2",
 			"logical_decoding_work_mem": "65536"},
-		Slots: []Slot{ours, {Name: "db2", Type: "physical", Active: true}},
+		Slots: []Slot{ours, {Name: "db2", Type: "physical", Active: true}, {Name: "to_2", Plugin: "pgoutput",
+			Type: "logical", Database: "app", Active: true, Holder: "from_1", WALStatus: "reserved",
+			Safe: ptr[int64](80 << 30), Retained: 1 << 20}},
 		Stats: Stats{Connections: 20, Senders: 2, Standbys: 1, Instances: 2, WALBytes: 3600 << 20,
 			WALSeconds: 3600 * 24,
 			TotalBytes: 1000},
@@ -422,6 +424,20 @@ var harm = []struct {
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Seconds = 2.6 }},
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Running = false }},
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Enabled = false }},
+	{"cluster.errors", "cluster_errors", "note", func(f *Facts) { f.Subscriptions[0].Errors = 1 }},
+	{"cluster.errors", "cluster_errors", "warning", func(f *Facts) { f.Subscriptions[0].DisableOnError = true }},
+	{"cluster.slots", "cluster_slot_lost", "error", func(f *Facts) { f.Slots[2].WALStatus = "lost" }},
+	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) { f.Slots[2].Safe = ptr[int64](300 << 10) }},
+	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) {
+		f.Slots[2].Safe, f.Slots[2].Retained = nil, muchWAL+1
+	}},
+	{"cluster.home", "cluster_home", "warning", func(f *Facts) {
+		r := f.Readings.Record
+		late := r.Checkpoints[0]
+		late.Due, late.Home = late.Due+1, relay.Confirmed{LSN: late.Due - 1, Timeline: 1}
+		late.Since = f.Now.Add(-15*time.Minute - f.Config.Sink.DurableAfter)
+		r.Checkpoints = append(r.Checkpoints, late)
+	}},
 
 	{"host.spill_dir", "spill_dir", "error", func(f *Facts) { f.Host.SpillError = "permission denied" }},
 	{"host.spill_dir", "spill_memory", "warning", func(f *Facts) { f.Host.SpillMemory = true }},
