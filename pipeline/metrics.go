@@ -61,8 +61,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		gapsGivenUp: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gaps_given_up_total", Help: "Gap mode: missing counters that were waited for no longer, " +
 				"by reason: reorder.bound has passed (bound), reorder.cold has, as the sequence was not " +
-				"remembered (cold), the buffer was full (size), the settings changed (settings), or another " +
-				"cluster went on with the stream (cut)."},
+				"remembered (cold), the buffer was full (size), the settings changed (settings), or " +
+				"another cluster went on with the stream (cut)."},
 			[]string{"reason"}),
 		repeats: counter("gap_repeats_total", "Gap mode: late events whose counter was not one that had "+
 			"been given up lately (at least): it was used twice."),

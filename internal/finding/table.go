@@ -107,8 +107,8 @@ var table = []Finding{
 			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
 	{Code: "cluster_errors", Severity: Note,
 		Title: "A subscription has failed to apply what another cluster sent",
-		Hint: "Look for its errors in the server's log, mend what is in the way, such as a row with the same " +
-			"id, and don't skip the transaction. Then set the counter back.",
+		Hint: "Look for its errors in the server's log, mend what is in the way, such as a row with the " +
+			"same id, and don't skip the transaction. Then set the counter back.",
 		Runbook: "It tries again by itself, unless it has `disable_on_error`: then it stays disabled until " +
 			"somebody enables it, whatever the error was, while no rows come and the other cluster keeps " +
 			"its WAL. What is skipped is missing here for good: [cluster_count](#cluster_count)."},
@@ -119,13 +119,13 @@ var table = []Finding{
 	{Code: "cluster_slot_lost", Severity: Error,
 		Title: "The slot by which another cluster reads this database is lost",
 		Hint: "The other cluster lacks rows from here, and its subscription can't go on. Make the " +
-			"subscription there anew, and see which rows of the table it has not. This cluster's own stream " +
-			"is not concerned.",
+			"subscription there anew, and see which rows of the table it has not. This cluster's own " +
+			"stream is not concerned.",
 		Runbook: "What was removed reaches the other cluster by no subscription. A stream that is made " +
 			"there of this cluster's rows ends with [cluster_count](#cluster_count) or " +
 			"[publication_changed](#publication_changed), and is to be " +
-			"[started anew](clusters.md#the-rows-of-another-cluster). So that it does not come to this, give " +
-			"`max_slot_wal_keep_size` room for the longest time that a cluster may be away."},
+			"[started anew](clusters.md#the-rows-of-another-cluster). So that it does not come to this, " +
+			"give `max_slot_wal_keep_size` room for the longest time that a cluster may be away."},
 	{Code: "cluster_home", Severity: Warning,
 		Title: "The slot keeps WAL because the home has not confirmed its own",
 		Hint: "Look at the home: is its `outflow run` running, does it publish, and is cluster.control set " +

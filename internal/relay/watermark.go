@@ -52,7 +52,8 @@ type Watermark struct {
 // Said is the newest watermark that a home has written, or that was read of it elsewhere. It is for people:
 // nothing depends on it.
 type Said struct {
-	// when it was written, by the clock of the home's outflow; elsewhere when it was committed, by its server's
+	// when it was written, by the clock of the home's outflow; elsewhere when it was committed, by that of
+	// the home's server
 	At     time.Time  `json:"at"`
 	LSN    outbox.LSN `json:"lsn"`    // up to which it says that the home has confirmed its WAL
 	Events uint64     `json:"events"` // that it counts

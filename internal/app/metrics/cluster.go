@@ -8,9 +8,9 @@ import (
 )
 
 var (
-	clusterInfo = describe("cluster_info", "1, with cluster.id and cluster.subscription as labels; the latter "+
-		"is empty at a home, which publishes its own rows. No series where there is one database.", "cluster",
-		"subscription")
+	clusterInfo = describe("cluster_info", "1, with cluster.id and cluster.subscription as labels; the "+
+		"latter is empty at a home, which publishes its own rows. No series where there is one database.",
+		"cluster", "subscription")
 	watermarkTime = describe("cluster_watermark_timestamp_seconds", "When the newest watermark was written, "+
 		"by the home's clock: by this home, or of those that were read of the home. A home that is idle "+
 		"writes none. Not on a standby.")
@@ -26,8 +26,8 @@ var (
 	subscriberRetained = describe("cluster_slot_retained_bytes", "WAL that PostgreSQL keeps for a slot by "+
 		"which another program, as a rule another cluster's subscription, reads this database, by its "+
 		"name. At most 64 slots.", "by")
-	subscriberLost = describe("cluster_slot_lost", "1 if PostgreSQL has removed WAL that such a slot needed: "+
-		"the other cluster lacks rows.", "by")
+	subscriberLost = describe("cluster_slot_lost", "1 if PostgreSQL has removed WAL that such a slot "+
+		"needed: the other cluster lacks rows.", "by")
 )
 
 func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {

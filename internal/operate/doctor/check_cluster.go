@@ -146,8 +146,8 @@ var clusterChecks = []check{
 					units.Duration(max(f.Now.Sub(said.At), 0)), said.LSN)
 			}
 			if k := f.Readings.Record.Kept(f.Config.Sink.DurableAfter, f.Now); k.Long(f.Now) {
-				r.find("cluster_home", "slot %s has kept WAL for the home for %v, %s by now; %s", f.Config.Slot,
-					units.Duration(f.Now.Sub(k.Since)), size(int64(k.Bytes)), heard)
+				r.find("cluster_home", "slot %s has kept WAL for the home for %v, %s by now; %s",
+					f.Config.Slot, units.Duration(f.Now.Sub(k.Since)), size(int64(k.Bytes)), heard)
 			}
 			r.ok("%s", heard)
 		}},

@@ -425,7 +425,9 @@ var harm = []struct {
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Running = false }},
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Enabled = false }},
 	{"cluster.errors", "cluster_errors", "note", func(f *Facts) { f.Subscriptions[0].Errors = 1 }},
-	{"cluster.errors", "cluster_errors", "warning", func(f *Facts) { f.Subscriptions[0].DisableOnError = true }},
+	{"cluster.errors", "cluster_errors", "warning", func(f *Facts) {
+		f.Subscriptions[0].DisableOnError = true
+	}},
 	{"cluster.slots", "cluster_slot_lost", "error", func(f *Facts) { f.Slots[2].WALStatus = "lost" }},
 	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) { f.Slots[2].Safe = ptr[int64](300 << 10) }},
 	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) {

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -36,9 +39,69 @@ func TestASilentHomeKeepsNoWALElsewhere(t *testing.T) {
 				}
 			}
 			harness.AwaitMessages(t, js, home.o.Stream, 3*each)
+			whatIsShown(t, js, home, o, 3*each)
 			sameBytes(t, o.Stream, harness.Messages(t, js, o.Stream), harness.Messages(t, js, home.o.Stream))
 		})
 	}
+}
+
+// whatIsShown looks at what metrics, status and doctor say of a home and of a reader of its rows that has n
+// of its events, while all is well and while the home is stopped.
+func whatIsShown(t *testing.T, js jetstream.JetStream, home *cluster, o *harness.Outflow, n int) {
+	t.Helper()
+	is := func(at *harness.Outflow, name string, want float64) error {
+		if got, ok := at.Series("outflow_cluster_" + name); !ok || got != want {
+			return fmt.Errorf("%s: %s is %v, %t; want %v", at.Slot, name, got, ok, want)
+		}
+		return nil
+	}
+	says := func(at *harness.Outflow, want ...string) (all error) {
+		text, _, _ := at.Run("status")
+		for _, w := range want {
+			if !strings.Contains(text, w) {
+				all = errors.Join(all, fmt.Errorf("outflow status does not say %q:\n%s", w, text))
+			}
+		}
+		return all
+	}
+	counted := fmt.Sprint("events counted ", n)
+	harness.Eventually(t, "both show the newest watermark", func() error {
+		_, silent := o.Series("outflow_cluster_kept_since_timestamp_seconds")
+		_, here := home.o.Series("outflow_cluster_watermark_timestamp_seconds")
+		_, there := o.Series("outflow_cluster_watermark_timestamp_seconds")
+		if silent || !here || !there {
+			return fmt.Errorf("WAL is kept for the home: %t, watermarks %t, %t", silent, here, there)
+		}
+		return errors.Join(is(home.o, "info", 1), is(o, "info", 1), is(o, "behind_events", 0),
+			says(home.o, "cluster     ✔ home", "number 1 of 2", "watermark ", counted, "kept for to_2 "),
+			says(o, "cluster     ✔ reads from_1", fmt.Sprint("events at home ", n), fmt.Sprint("here ", n),
+				"behind 0"))
+	})
+	out, errOut, code := o.Run("doctor", "--only", "cluster")
+	if code != 0 || !strings.Contains(out, "the newest watermark is ") {
+		t.Errorf("exit code %d:\n%s%s", code, out, errOut)
+	}
+
+	home.o.Stop()
+	harness.Eventually(t, "the reader keeps WAL for the home", func() error {
+		n++ // each one ends the window of the one before
+		harness.Exec(t, home.conn, harness.InsertNumbered, n, n)
+		bytes, _ := o.Series("outflow_cluster_kept_wal_bytes")
+		since, ok := o.Series("outflow_cluster_kept_since_timestamp_seconds")
+		if bytes == 0 || !ok || since > float64(time.Now().Unix()+1) {
+			return fmt.Errorf("%v bytes since %v, %t", bytes, since, ok)
+		}
+		return says(o, "kept for the home ")
+	})
+	home.o.Start()
+	harness.Eventually(t, "it lets it go", func() error {
+		if since, ok := o.Series("outflow_cluster_kept_since_timestamp_seconds"); ok {
+			return fmt.Errorf("since %v", since)
+		}
+		return is(o, "behind_events", 0)
+	})
+	harness.AwaitMessages(t, js, home.o.Stream, n)
+	harness.AwaitMessages(t, js, o.Stream, n)
 }
 
 // TestASubscriptionThatHidesRowsIsRefused: whatever lets rows of the home be missing on another cluster, or
