@@ -254,13 +254,18 @@ func (*counter) Recent(context.Context, uint64, uint64, int) ([]outbox.Counter, 
 	return nil, nil
 }
 
+func (*counter) NewestCut(context.Context, uint64) (*relay.Stored, error) { return nil, nil }
+func (*counter) StoreCut(context.Context, outbox.Cut, uint64, uint64) error {
+	return errors.New("there are no cuts here")
+}
+
 func (c *counter) Stored(context.Context, uint64, uint64) ([]relay.Stored, error) {
 	return nil, nil
 }
-func (c *counter) Lost() <-chan struct{}              { return nil }
-func (c *counter) Err() error                         { return nil }
-func (c *counter) Close()                             {}
-func (c *counter) Publisher(uint64, uint64) Publisher { return counting{c} }
+func (c *counter) Lost() <-chan struct{}                      { return nil }
+func (c *counter) Err() error                                 { return nil }
+func (c *counter) Close()                                     {}
+func (c *counter) Publisher(uint64, uint64, uint64) Publisher { return counting{c} }
 func (c *counter) Resume(uint64) (Publisher, error) {
 	return nil, errors.New("nothing fails here")
 }

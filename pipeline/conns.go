@@ -79,13 +79,22 @@ type JetStream interface {
 	Recent(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error)
 	// Publisher returns the only publisher of this connection; its first message expects lastSeq, which was
 	// read after Watch. The broker lost the messages from lostFrom to lastSeq, which that message says; 0: it
-	// lost none.
-	Publisher(lastSeq, lostFrom uint64) Publisher
+	// lost none. Where clusters share the stream each message names its newest cut, at sequence fence (0: it
+	// has none), and is refused if there is another one.
+	Publisher(lastSeq, lostFrom, fence uint64) Publisher
 	// Resume is Publisher for a session that goes on over this connection: the new publisher sends again what
 	// the session's last one, of a connection that was closed, has sent behind lastSeq, and goes on where
 	// that one has ended. Every message of the stream up to lastSeq that was not acknowledged to the last one
 	// is one of its own.
 	Resume(lastSeq uint64) (Publisher, error)
+	// NewestCut reads the newest cut of the stream; nil: it has none. lastSeq was read as its last sequence
+	// before: a cut behind it is a fault with code relay.CodeStreamMoved.
+	NewestCut(ctx context.Context, lastSeq uint64) (*relay.Stored, error)
+	// StoreCut stores a cut directly behind lastSeq, where the newest cut before it is at sequence fence (0:
+	// there is none). nil: it is there, not necessarily durable. It may be called again with the same cut.
+	// Only when all that this connection has sent is acknowledged: what it publishes behind the cut is for
+	// another connection's Publisher.
+	StoreCut(ctx context.Context, cut outbox.Cut, lastSeq, fence uint64) error
 	// Lost is closed when the connection is gone; Err then says why.
 	Lost() <-chan struct{}
 	Err() error

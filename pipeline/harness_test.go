@@ -169,7 +169,7 @@ func (w *harness) record() *checkpoint.Record {
 func (w *harness) stream() (out []line) {
 	w.with(func() {
 		for _, m := range w.js.messages {
-			if m != nil {
+			if m != nil && m.cut == nil {
 				out = append(out, m.line)
 			}
 		}

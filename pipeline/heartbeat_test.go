@@ -187,7 +187,7 @@ func TestReceiveTimesAreForgotten(t *testing.T) {
 		s := newSession(t.Context(), New(Config{Scratch: memory{}}), conns, checkpoint.Readings{},
 			checkpoint.Start{
 				Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
-			}, nil)
+			}, nil, 0)
 		defer s.close()
 		for i := range 3000 {
 			s.in.lastData = time.Now()

@@ -42,7 +42,9 @@ type jetstream struct {
 	now      func() time.Time // what its clock says; nil: it does not
 	onFull   func(int)        // called with the number of calls of a publisher's Full
 	sound    bool             // it loses and removes nothing
-	deaf     bool             // nobody may watch who publishes
+	// rules of a stream that clusters share, taken away: see docs/models/shared_model.py
+	unfenced, unpredicted, unordered bool
+	deaf                             bool // nobody may watch who publishes
 
 	lossAt  uint64 // the first revision after the last loss, 0 if there was none
 	lost    int
@@ -58,6 +60,7 @@ type storedMessage struct {
 	at       time.Time // when it was stored
 	lost     uint64    // Outflow-Lost
 	stranger bool      // it has no header of ours
+	cut      *outbox.Cut
 }
 
 type revision struct {
@@ -134,9 +137,10 @@ func (js *jetstream) arrive(l *brokerConn, s sent) {
 			}
 		}
 	}
-	ok := s.last == uint64(len(js.messages))
+	ok := js.accepts(&s)
 	if ok {
-		js.messages = append(js.messages, &storedMessage{line: s.line, at: time.Now(), lost: s.lost})
+		js.messages = append(js.messages, &storedMessage{line: s.line, at: time.Now(), lost: s.lost,
+			cut: s.cut})
 		if l.dead {
 			js.late++
 		}
@@ -146,6 +150,10 @@ func (js *jetstream) arrive(l *brokerConn, s sent) {
 		js.w.step("refused", s.last+1)
 	}
 	if !s.reply || l.dead || time.Now().Before(js.lostAcks) {
+		return
+	}
+	if s.cut != nil {
+		s.answer(ok)
 		return
 	}
 	if js.loseAcks > 0 {
@@ -164,6 +172,23 @@ func (js *jetstream) arrive(l *brokerConn, s sent) {
 			js.w.step("acknowledged", s.last+1)
 		}
 	})
+}
+
+// accepts reports whether a message is expected where the stream ends, and names its newest cut.
+func (js *jetstream) accepts(s *sent) bool {
+	expected := js.unordered && s.cut == nil || js.unpredicted && s.cut != nil ||
+		s.last == uint64(len(js.messages))
+	return expected && (js.unfenced || s.fence == js.newestCut())
+}
+
+// newestCut is the sequence of the newest cut that is there, 0 if there is none.
+func (js *jetstream) newestCut() uint64 {
+	for q := len(js.messages); q > js.removed; q-- {
+		if m := js.messages[q-1]; m != nil && m.cut != nil {
+			return uint64(q)
+		}
+	}
+	return 0
 }
 
 // intrude lets a stranger publish a message. Connections that watch hear of it in the order of their
@@ -284,7 +309,7 @@ func (js *jetstream) unremembered() int {
 		for _, p := range rec.Checkpoints {
 			at := min(int(p.Seq), len(js.messages))
 			for n := 0; n < p.Remembered && at > js.removed; at-- {
-				if m := js.messages[at-1]; m != nil && !m.stranger {
+				if m := js.messages[at-1]; m != nil && m.packed() != nil {
 					n++
 				}
 			}
@@ -330,6 +355,10 @@ type sent struct {
 	reply bool
 	at    time.Time // when it arrives
 	lost  uint64    // Outflow-Lost
+	fence uint64    // the newest cut that its sender knows
+	cut   *outbox.Cut
+	// of a cut: called with what became of it
+	answer func(ok bool)
 }
 
 func (l *brokerConn) lock()   { l.js.w.mu.Lock() }
@@ -444,13 +473,13 @@ func (l *brokerConn) State(ctx context.Context) (relay.StreamState, error) {
 		}
 	}
 	if n := js.newest(); n > 0 {
-		s.Newest = js.messages[n-1].packed()
+		s.Newest, s.Cut = js.messages[n-1].packed(), js.messages[n-1].cut
 	}
 	return s, err
 }
 
 func (m *storedMessage) packed() *outbox.Header {
-	if m.stranger {
+	if m.stranger || m.cut != nil {
 		return nil
 	}
 	h := m.header
@@ -478,7 +507,8 @@ func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []rela
 		if q > uint64(len(l.js.messages)) || q <= uint64(l.js.removed) || l.js.messages[q-1] == nil {
 			continue
 		}
-		all = append(all, relay.Stored{Seq: q, Header: l.js.messages[q-1].packed(), Time: time.Now()})
+		m := l.js.messages[q-1]
+		all = append(all, relay.Stored{Seq: q, Header: m.packed(), Cut: m.cut, Time: time.Now()})
 	}
 	slices.Reverse(all)
 	return all, err
@@ -495,7 +525,7 @@ func (l *brokerConn) Recent(ctx context.Context, above, upTo uint64, n int) (all
 	l.lock()
 	defer l.unlock()
 	for q := upTo; q > max(above, uint64(l.js.removed)) && len(all) < n; q-- {
-		if m := l.js.messages[q-1]; m != nil && !m.stranger {
+		if m := l.js.messages[q-1]; m != nil && m.packed() != nil {
 			all = append(all, m.header.Counter)
 		}
 	}
@@ -513,8 +543,48 @@ func (l *brokerConn) Tail(ctx context.Context) (relay.StreamState, error) {
 	return s, err
 }
 
-func (l *brokerConn) Publisher(last, lost uint64) Publisher {
-	l.pub = &publisher{conn: l, last: last, acknowledged: last, lost: lost, lostTo: last,
+func (l *brokerConn) NewestCut(ctx context.Context, lastSeq uint64) (*relay.Stored, error) {
+	if err := l.ask(ctx); err != nil {
+		return nil, err
+	}
+	l.lock()
+	defer l.unlock()
+	q := l.js.newestCut()
+	if q == 0 {
+		return nil, nil
+	}
+	if q > lastSeq {
+		return nil, &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved,
+			Message: "the stream has a cut behind its end"}
+	}
+	m := l.js.messages[q-1]
+	return &relay.Stored{Seq: q, Cut: m.cut, Time: m.at}, nil
+}
+
+// StoreCut asks once: the real one finds a cut that it has stored before.
+func (l *brokerConn) StoreCut(ctx context.Context, cut outbox.Cut, lastSeq, fence uint64) error {
+	stored := make(chan bool, 1)
+	l.lock()
+	l.send(sent{last: lastSeq, fence: fence, cut: &cut, reply: true, answer: func(ok bool) { stored <- ok }})
+	l.unlock()
+	select {
+	case ok := <-stored:
+		if !ok {
+			return &outbox.Fault{Class: outbox.Transient, Code: "wrong_last_sequence",
+				Message: "the cut was refused"}
+		}
+		return nil
+	case <-time.After(5 * time.Second):
+		return &outbox.Fault{Class: outbox.Transient, Code: "ack_timeout", Message: "no answer"}
+	case <-l.gone:
+		return errDown
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *brokerConn) Publisher(last, lost, fence uint64) Publisher {
+	l.pub = &publisher{conn: l, last: last, acknowledged: last, lost: lost, lostTo: last, fence: fence,
 		notify: make(chan struct{}, 1), since: l.js.ackEvery - 1}
 	l.of.latest = l.pub
 	return l.pub
@@ -522,7 +592,7 @@ func (l *brokerConn) Publisher(last, lost uint64) Publisher {
 
 func (l *brokerConn) Resume(last uint64) (Publisher, error) {
 	old := l.of.latest
-	p := l.Publisher(last, 0)
+	p := l.Publisher(last, 0, 0)
 	l.lock()
 	defer l.unlock()
 	l.pub.resume(old)

@@ -14,6 +14,7 @@ type publisher struct {
 	conn         *brokerConn
 	last         uint64 // predicted for the last message
 	lost, lostTo uint64 // the broker lost these messages
+	fence        uint64 // the newest cut that its messages name
 	acknowledged uint64
 	dues         []uint64 // asked for and not acknowledged
 	since        int      // messages since the last that asked
@@ -53,7 +54,7 @@ func (p *publisher) Publish(e *relay.Event, h *outbox.Header) error {
 	if p.held != nil {
 		p.out(p.since+1 >= p.conn.js.ackEvery)
 	}
-	p.held = &sent{line: lineOf(e, h), last: p.last}
+	p.held = &sent{line: lineOf(e, h), last: p.last, fence: p.fence}
 	if p.last == p.lostTo {
 		p.held.lost = p.lost
 	}
@@ -136,7 +137,7 @@ func (p *publisher) Header(seq uint64) *outbox.Header {
 // resume sends again what the one before it has sent behind where this one goes on.
 func (p *publisher) resume(old *publisher) {
 	p.last, p.held = old.last, old.held
-	p.lost, p.lostTo = old.lost, old.lostTo
+	p.lost, p.lostTo, p.fence = old.lost, old.lostTo, old.fence
 	p.unacked = old.unacked
 	p.forget()
 	again := p.unacked

@@ -48,7 +48,7 @@ type session struct {
 }
 
 func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Readings,
-	start checkpoint.Start, recent []outbox.Counter) *session {
+	start checkpoint.Start, recent []outbox.Counter, fence uint64) *session {
 	now, cp := time.Now(), start.Checkpoint
 	s := &session{
 		p: p, log: p.log, metrics: p.metrics, conns: conns, server: r.Server,
@@ -61,7 +61,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 			Stop:     ctx.Err, // a large transaction is read and sorted for minutes
 		}),
 		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
-		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom()),
+		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom(), fence),
 		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,

@@ -99,7 +99,11 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	s := newSession(ctx, p, conns, held, again, recent)
+	fence, err := newestCut(ctx, conns.JetStream, held)
+	if err != nil {
+		return false, err
+	}
+	s := newSession(ctx, p, conns, held, again, recent, fence)
 	defer s.close()
 	p.log.Log(ctx, p.stateLevel(), "session started", "checkpoint", again.Checkpoint.Due, "seq",
 		again.Checkpoint.Seq, "last_seq",

@@ -19,12 +19,12 @@ import (
 // nothing is sent yet.
 type intruded struct{ JetStream }
 
-func (b intruded) Publisher(last, lost uint64) Publisher {
+func (b intruded) Publisher(last, lost, fence uint64) Publisher {
 	l := b.JetStream.(*brokerConn)
 	l.lock()
 	l.js.intrude()
 	l.unlock()
-	return b.JetStream.Publisher(last, lost)
+	return b.JetStream.Publisher(last, lost, fence)
 }
 
 // noticed makes sure that the process ends by the stranger, having gone on in no way, and that the next one

@@ -211,9 +211,10 @@ func (j jetStream) Check(ctx context.Context) error {
 	return j.check(ctx)
 }
 
-func (j jetStream) Publisher(lastSeq, lostFrom uint64) pipeline.Publisher {
+func (j jetStream) Publisher(lastSeq, lostFrom, fence uint64) pipeline.Publisher {
 	j.session.publisher = j.Conn.Publisher(lastSeq)
 	j.session.publisher.AfterLoss(lostFrom)
+	j.session.publisher.BehindCut(fence)
 	return j.session.publisher
 }
 

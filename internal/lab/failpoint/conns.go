@@ -75,9 +75,9 @@ func (b *jetStream) Recent(ctx context.Context, above, upTo uint64, n int) (all 
 	return all, err
 }
 
-func (b *jetStream) Publisher(lastSeq, lostFrom uint64) (p pipeline.Publisher) {
+func (b *jetStream) Publisher(lastSeq, lostFrom, fence uint64) (p pipeline.Publisher) {
 	_ = b.set.around("publisher", func() error {
-		p = &publisher{Publisher: b.JetStream.Publisher(lastSeq, lostFrom), set: b.set, acked: lastSeq,
+		p = &publisher{Publisher: b.JetStream.Publisher(lastSeq, lostFrom, fence), set: b.set, acked: lastSeq,
 			flushed: lastSeq}
 		return nil
 	})

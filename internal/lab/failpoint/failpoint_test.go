@@ -43,7 +43,10 @@ func (w *world) Watermark(context.Context, relay.Watermark) error { w.did("water
 
 type side struct{ *world }
 
-func (s side) Publisher(uint64, uint64) pipeline.Publisher { s.did("publisher"); return line(s) }
+func (s side) Publisher(uint64, uint64, uint64) pipeline.Publisher {
+	s.did("publisher")
+	return line(s)
+}
 
 type line struct{ *world }
 
@@ -99,14 +102,14 @@ func TestEveryPointIsCounted(t *testing.T) {
 				second = ":3"
 			}
 			w, c, l := decorated(t, point+second)
-			p := l.JetStream.Publisher(0, 0)
+			p := l.JetStream.Publisher(0, 0, 0)
 			call := map[string]func() error{
 				"memory": func() error {
 					_, err := l.JetStream.Recent(t.Context(), 0, 0, 1)
 					return err
 				},
 				"start":     func() error { return l.Source.Start(t.Context(), 1, true) },
-				"publisher": func() error { l.JetStream.Publisher(0, 0); return nil },
+				"publisher": func() error { l.JetStream.Publisher(0, 0, 0); return nil },
 				"publish":   func() error { return p.Publish(nil, nil) },
 				"flush": func() error {
 					w.sent++
@@ -189,7 +192,7 @@ func TestAfterIsAfterSuccess(t *testing.T) {
 	if _, err := l.Store.Save(t.Context(), &checkpoint.Record{}, 1); err != w.fail {
 		t.Error(err)
 	}
-	if err := l.JetStream.Publisher(0, 0).Publish(nil, nil); err != w.fail {
+	if err := l.JetStream.Publisher(0, 0, 0).Publish(nil, nil); err != w.fail {
 		t.Error(err)
 	}
 	if slices.Contains(w.log, "dies") {
