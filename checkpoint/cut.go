@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -10,13 +11,46 @@ import (
 // The codes of the faults of a cut.
 const (
 	codeCutHome  = "cut_home"  // another home's
-	codeCutOrder = "cut_order" // not above the one before it
+	codeCutOrder = "cut_order" // not above the one before it, or not as the record has it
 	codeCutAhead = "cut_ahead" // behind the checkpoint
 )
 
-// checkCuts refuses a start with a cut behind its checkpoint: a gap fault with one of the codes above. A cut
-// ends a window that the WAL alone does not end there, and no record says yet where one is. So what follows
-// it can't be made again. A cut at or below the checkpoint is done with.
+// cuts takes over what the record says of cuts. Where clusters share a stream, each cut that has something
+// behind it is in the record, and what the record has is in the stream: it was durable before.
+func (v *resolver) cuts() error {
+	s, st, rec := &v.start, v.Stream, v.Record
+	if rec.Epoch == 0 {
+		return nil
+	}
+	s.Shared, s.Cuts = true, rec.Cuts
+	refuse := func(what string, args ...any) error {
+		return v.gap(codeCutOrder, v.left(), v.Server.WALEnd, hintCut, what, args...)
+	}
+	if n := len(rec.Cuts); n > 0 && rec.Cuts[n-1].Seq > s.End {
+		return refuse("the checkpoint record has a cut at %v, and stream %s ends at sequence %d", rec.Cuts[n-1],
+			v.cfg.Stream, s.End)
+	}
+	if st.Cut == nil || st.NewestSeq <= rec.Base {
+		return nil
+	}
+	// Where a checkpoint lies at or behind it, whoever made that had it in the record.
+	known := s.Checkpoints != nil && s.Checkpoints[len(s.Checkpoints)-1].Seq >= st.NewestSeq
+	if n := len(rec.Cuts); n > 0 && rec.Cuts[n-1].Seq == st.NewestSeq {
+		if known = true; rec.Cuts[n-1].LSN != st.Cut.LSN {
+			return refuse("sequence %d of stream %s is a cut at %v, the checkpoint record has one at %v",
+				st.NewestSeq, v.cfg.Stream, st.Cut.LSN, rec.Cuts[n-1])
+		}
+	}
+	if !known {
+		s.NewCut = &relay.Stored{Seq: st.NewestSeq, Cut: st.Cut}
+	}
+	return nil
+}
+
+// checkCuts refuses a start with a cut behind its checkpoint that it can't carry out: a gap fault with one of
+// the codes above. A cut ends a window that the WAL alone does not end there. Where the record has it, what
+// follows it can be made again; otherwise not, whether the stream is one that clusters share or no record
+// could have it. A cut at or below the checkpoint is done with.
 func (c *TailCheck) checkCuts(all []relay.Stored) error {
 	var first, earlier *relay.Stored
 	for i := range all {
@@ -31,12 +65,18 @@ func (c *TailCheck) checkCuts(all []relay.Stored) error {
 				"sequence %d before it is one at %v", m.Seq, c.cfg.Stream, m.Cut.LSN,
 				earlier.Seq, earlier.Cut.LSN))
 		}
-		if earlier = m; first == nil {
+		earlier = m
+		if recorded := slices.Contains(c.start.Cuts, StoredCut{m.Cut.LSN, m.Seq}); !recorded && first == nil {
 			first = m
 		}
 	}
 	if first == nil {
 		return nil
+	}
+	if c.start.Shared {
+		return c.cutFault(codeCutOrder, fmt.Sprintf("sequence %d of stream %s is a cut at %v, which cluster "+
+			"%d has written and the checkpoint record does not have: nobody may publish behind such a one",
+			first.Seq, c.cfg.Stream, first.Cut.LSN, first.Cut.Owner))
 	}
 	return c.cutFault(codeCutAhead, fmt.Sprintf("sequence %d of stream %s, behind the checkpoint at %d, "+
 		"is a cut at %v, which cluster %d has written: this Outflow does not go on behind a cut", first.Seq,

@@ -13,11 +13,12 @@ import (
 // [Config.CheckMemory].
 //
 // A hole holds no message, so above lies as much lower as there are holes between. Among the messages that a
-// repair accepted there may be some that are not ours, so where it has to look there above is 0.
+// repair accepted there may be some that are not ours, so where it has to look there above is 0. So it is
+// where cuts may lie between, which no record keeps for so long.
 func (s Start) Memory() (above, upTo uint64, n int) {
 	p := s.Checkpoint
 	above = below(s.Holes, p.Seq, uint64(p.Remembered))
-	if above < s.Accepted {
+	if above < s.Accepted || s.Shared {
 		above = 0
 	}
 	return above, p.Seq, p.Remembered

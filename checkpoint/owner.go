@@ -9,6 +9,14 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// StoredCut is a cut of the record.
+type StoredCut struct {
+	LSN outbox.LSN `json:"lsn"`
+	Seq uint64     `json:"seq"` // of its message in the stream
+}
+
+func (c StoredCut) String() string { return fmt.Sprintf("%v at sequence %d", c.LSN, c.Seq) }
+
 // maxCuts is how many cuts a record may list. They go with the checkpoints that they are above.
 const maxCuts = 256
 
@@ -21,8 +29,8 @@ func (r *Record) TakenBy(cluster int) *Record {
 }
 
 // WithCut returns the record with a cut that is a durable message of the stream, and the newest one. One that
-// the record has already changes nothing. A cut of another home (cut_home), below the one before it or below
-// a checkpoint (cut_order) contradicts the record: a gap fault.
+// the record has already changes nothing. A cut of another home (cut_home), or one that does not come behind
+// the one before it and behind each checkpoint (cut_order), contradicts the record: a gap fault.
 func (c Config) WithCut(r *Record, at relay.Stored) (*Record, error) {
 	refuse := func(code, message string) (*Record, error) {
 		newest := r.Checkpoints[len(r.Checkpoints)-1]
@@ -31,36 +39,43 @@ func (c Config) WithCut(r *Record, at relay.Stored) (*Record, error) {
 			To: max(newest.Due, at.Cut.LSN)}
 	}
 	what := fmt.Sprintf("sequence %d of stream %s is a cut at %v", at.Seq, c.Stream, at.Cut.LSN)
+	newest := r.Checkpoints[len(r.Checkpoints)-1]
 	switch n := len(r.Cuts); {
 	case !at.Cut.Of(r.SystemID):
 		return refuse(codeCutHome, c.cutOfAnotherHome(at.Seq, at.Cut, r.SystemID))
-	case n > 0 && r.Cuts[n-1] == at.Cut.LSN:
+	case n > 0 && r.Cuts[n-1] == StoredCut{at.Cut.LSN, at.Seq}:
 		return r, nil
-	case n > 0 && r.Cuts[n-1] > at.Cut.LSN:
+	case n > 0 && (r.Cuts[n-1].LSN >= at.Cut.LSN || r.Cuts[n-1].Seq >= at.Seq):
 		return refuse(codeCutOrder, fmt.Sprintf("%s, and the record has one at %v", what, r.Cuts[n-1]))
-	case r.Checkpoints[len(r.Checkpoints)-1].Due > at.Cut.LSN:
-		return refuse(codeCutOrder, fmt.Sprintf("%s, and the record has a checkpoint at %v", what,
-			r.Checkpoints[len(r.Checkpoints)-1].Due))
+	case newest.Due > at.Cut.LSN || newest.Seq >= at.Seq:
+		return refuse(codeCutOrder, fmt.Sprintf("%s, and the record has a checkpoint at %v, at sequence %d",
+			what, newest.Due, newest.Seq))
 	case at.Cut.Epoch > r.Epoch:
 		return refuse(codeCutOrder, fmt.Sprintf("%s in epoch %d, and the record has epoch %d", what,
 			at.Cut.Epoch, r.Epoch))
 	}
 	next := *r
-	next.Cuts = append(slices.Clone(r.Cuts), at.Cut.LSN)
+	next.Cuts = append(slices.Clone(r.Cuts), StoredCut{at.Cut.LSN, at.Seq})
 	return &next, nil
 }
 
-// cutsFrom returns the cuts that a start from one of the checkpoints may come by. One at the due of a
-// checkpoint may be still to come there: in gap mode, where a checkpoint holds events at or below its due.
-func cutsFrom(cuts []outbox.LSN, checkpoints []StoredCheckpoint) []outbox.LSN {
+// cutsFrom returns the cuts that a start from one of the checkpoints may come by.
+func cutsFrom(cuts []StoredCut, checkpoints []StoredCheckpoint) []StoredCut {
 	if len(checkpoints) == 0 {
 		return cuts
 	}
-	n, _ := slices.BinarySearch(cuts, checkpoints[0].Due)
-	if n == len(cuts) {
-		return nil
+	return behind(cuts, checkpoints[0].Seq)
+}
+
+// behind returns the cuts behind a sequence. At the LSN of a cut there may be a checkpoint on either side of
+// it: only its sequence says whether it is still to come.
+func behind(cuts []StoredCut, seq uint64) []StoredCut {
+	for i, c := range cuts {
+		if c.Seq > seq {
+			return cuts[i:]
+		}
 	}
-	return cuts[n:]
+	return nil
 }
 
 // validateOwner looks at what only the record of a stream that clusters share has.
@@ -79,12 +94,15 @@ func (r *Record) validateOwner() error {
 		return fmt.Errorf("%d cuts, at most %d", len(r.Cuts), maxCuts)
 	}
 	for i, cut := range r.Cuts {
-		if cut == 0 || i > 0 && cut <= r.Cuts[i-1] {
-			return fmt.Errorf("cut at %v is out of order", cut)
+		if cut.LSN == 0 || i > 0 && (cut.LSN <= r.Cuts[i-1].LSN || cut.Seq <= r.Cuts[i-1].Seq) {
+			return fmt.Errorf("cut %v is out of order", cut)
 		}
 	}
-	if n := len(r.Cuts); n > 0 && n > len(cutsFrom(r.Cuts, r.Checkpoints)) {
-		return fmt.Errorf("cut at %v is below the first place, at %v", r.Cuts[0], r.Checkpoints[0].Due)
+	if len(r.Cuts) == 0 || len(r.Checkpoints) == 0 {
+		return nil
+	}
+	if p := r.Checkpoints[0]; r.Cuts[0].LSN < p.Due || r.Cuts[0].Seq <= p.Seq {
+		return fmt.Errorf("cut %v does not lie behind the first place (%v, %d)", r.Cuts[0], p.Due, p.Seq)
 	}
 	return nil
 }

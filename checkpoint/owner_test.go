@@ -17,7 +17,7 @@ import (
 func shared() *Record {
 	r := record(at(0x1000, 5, time.Hour), at(0x2000, 9, time.Minute))
 	r.Mapping.Control = "public.outflow_control"
-	r.Owner, r.Epoch, r.Cuts = 1, 3, []outbox.LSN{0x1000, 0x1800}
+	r.Owner, r.Epoch, r.Cuts = 1, 3, []StoredCut{{0x1000, 6}, {0x1800, 8}}
 	return r
 }
 
@@ -40,11 +40,13 @@ func TestARecordSaysWhoOwnsTheStream(t *testing.T) {
 		"no epoch":         func(r *Record) { r.Epoch = 0 },
 		"a cut, no epoch":  func(r *Record) { r.Epoch, r.Owner = 0, 0 },
 		"no control table": func(r *Record) { r.Mapping.Control = "" },
-		"a cut twice":      func(r *Record) { r.Cuts = []outbox.LSN{0x1800, 0x1800} },
-		"a cut below all":  func(r *Record) { r.Cuts[0] = 0xFFF },
+		"a cut twice":      func(r *Record) { r.Cuts[0].LSN = 0x1800 },
+		"one sequence":     func(r *Record) { r.Cuts[0].Seq = 8 },
+		"a cut below all":  func(r *Record) { r.Cuts[0].LSN = 0xFFF },
+		"a cut before all": func(r *Record) { r.Cuts[0].Seq = 5 },
 		"too many cuts": func(r *Record) {
 			for i := range maxCuts {
-				r.Cuts = append(r.Cuts, outbox.LSN(0x2000+i))
+				r.Cuts = append(r.Cuts, StoredCut{outbox.LSN(0x2000 + i), uint64(10 + i)})
 			}
 		},
 	} {
@@ -61,16 +63,14 @@ func TestARecordSaysWhoOwnsTheStream(t *testing.T) {
 	}
 }
 
-// A cut goes with the checkpoints that it is not below: from one at its LSN it may be still to come.
+// A cut goes with the checkpoints that it is behind. At its LSN there may be one on either side of it.
 func TestARecordKeepsTheCutsThatAStartNeeds(t *testing.T) {
 	t.Parallel()
 	r := shared()
-	for due, want := range map[outbox.LSN][]outbox.LSN{
-		0x1000: {0x1000, 0x1800}, 0x1001: {0x1800}, 0x1800: {0x1800}, 0x1801: nil,
-	} {
-		got := r.With(Update{Checkpoints: []StoredCheckpoint{at(due, 9, 0)}}, publication, 0x3000)
+	for seq, want := range map[uint64][]StoredCut{5: r.Cuts, 6: r.Cuts[1:], 7: r.Cuts[1:], 8: nil, 9: nil} {
+		got := r.With(Update{Checkpoints: []StoredCheckpoint{at(0x1000, seq, 0)}}, publication, 0x3000)
 		if !slices.Equal(got.Cuts, want) || got.Epoch != 3 || got.Owner != 1 || len(r.Cuts) != 2 {
-			t.Errorf("from %v: %+v", due, got)
+			t.Errorf("from %d: %+v", seq, got)
 		}
 	}
 	home := shared()
@@ -92,12 +92,14 @@ func TestACutIsRecordedOnceAndInOrder(t *testing.T) {
 	t.Parallel()
 	c, r := config, shared()
 	next, err := c.WithCut(r, cutAt(0x2000, 3))
-	if err != nil || !slices.Equal(next.Cuts, []outbox.LSN{0x1000, 0x1800, 0x2000}) || len(r.Cuts) != 2 {
+	if err != nil || len(next.Cuts) != 3 || next.Cuts[2] != (StoredCut{0x2000, 10}) || len(r.Cuts) != 2 {
 		t.Fatalf("%+v, %v", next, err)
 	}
 	if again, err := c.WithCut(next, cutAt(0x2000, 3)); err != nil || again != next {
 		t.Errorf("again: %+v, %v", again, err)
 	}
+	twice, behind := cutAt(0x2000, 3), cutAt(0x3000, 3)
+	twice.Seq, behind.Seq = 11, 9
 	anothers := cutAt(0x3000, 3)
 	anothers.Cut.SystemID = 7
 	for _, wrong := range []struct {
@@ -108,6 +110,8 @@ func TestACutIsRecordedOnceAndInOrder(t *testing.T) {
 		{"another home's", codeCutHome, r, anothers},
 		{"below a checkpoint", codeCutOrder, r, cutAt(0x1FFF, 3)},
 		{"below the one before", codeCutOrder, next, cutAt(0x1FFF, 3)},
+		{"at the LSN of the one before", codeCutOrder, next, twice},
+		{"before a checkpoint", codeCutOrder, r, behind},
 		{"of an epoch to come", codeCutOrder, r, cutAt(0x3000, 4)},
 	} {
 		if _, err := c.WithCut(wrong.to, wrong.cut); outbox.ClassOf(err) != outbox.Gap ||

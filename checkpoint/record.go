@@ -64,8 +64,9 @@ type Record struct {
 	// writing it here. Epoch 0: no other cluster may go on with the stream.
 	Owner int    `json:"owner,omitempty"`
 	Epoch uint64 `json:"epoch,omitempty"`
-	// Cuts are those of the stream at or above the due of the oldest checkpoint, ascending.
-	Cuts []outbox.LSN `json:"cuts,omitempty"`
+	// Cuts are those of the stream behind the oldest checkpoint, ascending: messages that were durable before
+	// they came in here.
+	Cuts []StoredCut `json:"cuts,omitempty"`
 }
 
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there

@@ -26,6 +26,9 @@ const CodeRestoreUnfinished = "restore_unfinished"
 // for.
 var ErrStandby = errors.New("standby in recovery: waiting")
 
+// ErrOwner says that another cluster makes the stream, by the record: it is waited for.
+var ErrOwner = errors.New("another cluster makes the stream")
+
 // Config names what the readings are of, and carries the two settings that decide with them.
 type Config struct {
 	Slot         string
@@ -34,6 +37,7 @@ type Config struct {
 	Table        string // schema.name
 	Mapping      relay.Mapping
 	DurableAfter time.Duration // 0 or more
+	Cluster      int           // cluster.id of whoever shares the stream with other clusters; 0: with none
 }
 
 // Start is where a session starts from, and what is left to prove.
@@ -63,6 +67,14 @@ type Start struct {
 	Rewrite bool
 	// what shows a loss, "" if nothing does: it counts only when a recheck agrees
 	Loss string
+
+	// Shared: clusters share the stream, so what it holds is made of the WAL and the record's cuts.
+	Shared bool
+	// Cuts are those of the record behind the checkpoint: the session carries them out.
+	Cuts []StoredCut
+	// NewCut is the stream's newest message if that is a cut that the record lacks: somebody stored it and
+	// did not come further. It is recorded before anything else ([Config.WithCut]). nil: there is none.
+	NewCut *relay.Stored
 }
 
 // Same reports whether two readings lead to the same start, and to the same [Start.Memory].
@@ -70,7 +82,7 @@ func (s Start) Same(o Start) bool {
 	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End &&
 		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss &&
 		s.Checkpoint.Remembered == o.Checkpoint.Remembered && s.Accepted == o.Accepted &&
-		slices.Equal(s.Holes, o.Holes)
+		slices.Equal(s.Holes, o.Holes) && slices.Equal(s.Cuts, o.Cuts)
 }
 
 // LostFrom is the first of the messages that the broker lost at the stream's end without going back; 0: there
@@ -83,12 +95,12 @@ func (s Start) LostFrom() uint64 {
 }
 
 // Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap
-// (each with a code, the LSN range and the hint) or fatal, and ErrStandby. A gap counts only when a recheck,
+// (each with a code, the LSN range and the hint) or fatal, and ErrStandby and ErrOwner. A gap counts only when a recheck,
 // on new connections, agrees.
 func Resolve(cfg Config, r Readings) (Start, error) {
 	v := &resolver{cfg: cfg, Readings: r}
 	for _, check := range []func() error{
-		v.restored, v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.behind, v.publication,
+		v.restored, v.record, v.server, v.slot, v.stream, v.timelines, v.tail, v.cuts, v.behind, v.publication,
 		v.choose, v.newest, v.stopped,
 	} {
 		if err := check(); err != nil {
@@ -204,6 +216,10 @@ func (v *resolver) record() error {
 	if rec.Repairing != "" {
 		return v.gap(CodeUnfinished, v.left(), v.Server.WALEnd, v.cfg.hintUnfinished(),
 			"a repair of slot %s (--accept %s) did not finish", v.cfg.Slot, rec.Repairing)
+	}
+	if rec.Epoch > 0 && rec.Owner != v.cfg.Cluster {
+		return fmt.Errorf("cluster %d has stream %s in epoch %d: %w", rec.Owner, v.cfg.Stream, rec.Epoch,
+			ErrOwner)
 	}
 	return nil
 }
@@ -415,8 +431,9 @@ func (v *resolver) choose() error {
 	readable := v.Stream.NewestSeq == s.End && v.headed() != nil
 	at := top
 	// Beyond a switch point the WAL differs from the one that the messages were made from: without one to
-	// compare they aren't made again. Nor is what a cut has closed: the WAL alone does not make it.
-	if readable || v.moved < 0 && v.Stream.Cut == nil {
+	// compare they aren't made again. Nor is what a cut has closed that no record has: the WAL alone does not
+	// make it.
+	if readable || v.moved < 0 && (v.Stream.Cut == nil || s.Shared) {
 		for i := top; i >= 0 && s.Checkpoints[i].Start() >= s.Confirmed; i-- {
 			if s.Checkpoints[i].Seq < s.End {
 				at = i
@@ -429,6 +446,9 @@ func (v *resolver) choose() error {
 	if readable {
 		s.Newest = v.headed()
 		s.Thru = s.Newest.Thru
+	}
+	if s.Cuts = behind(s.Cuts, s.Checkpoint.Seq); len(s.Cuts) > 0 && s.Cuts[len(s.Cuts)-1].Seq == s.End {
+		s.Thru = s.Cuts[len(s.Cuts)-1].LSN
 	}
 	if v.moved > at && v.moved <= top && s.Checkpoints[v.moved].Settings != s.Checkpoint.Settings {
 		// It may be that its settings were changed on the branch that is gone; what is read from here on

@@ -33,8 +33,8 @@ func (c *TailCheck) Compares() (above, upTo uint64) {
 // Stored takes messages of that range, ascending, at best all that can have been in flight when the last
 // session ended: a stranger's may have taken a sequence, and what was behind ours that was refused for it may
 // have come in after him, so that the stream's end looks right. The error is a gap fault with code
-// foreign_message: one of them is not ours; or that of a cut among them. Call it before the first message is
-// made.
+// foreign_message: one of them is not ours; or that of a cut among them, which the record does not have. Call
+// it before the first message is made.
 func (c *TailCheck) Stored(all []relay.Stored) error {
 	for _, m := range all {
 		if m.Header == nil && m.Cut == nil {
@@ -51,7 +51,7 @@ func (c *TailCheck) Stored(all []relay.Stored) error {
 	if err := c.checkCuts(all); err != nil {
 		return err
 	}
-	if c.start.Newest != nil { // else the WAL may be another one, and nothing is compared
+	if c.start.Newest != nil || len(c.start.Cuts) > 0 { // else the WAL may be another one: nothing is compared
 		c.stored = all
 	}
 	return nil
@@ -67,26 +67,63 @@ func (c *TailCheck) Skip(h *outbox.Header) (skip bool, err error) {
 	if c.Verified() {
 		return false, nil
 	}
-	c.made++
-	for c.seq++; within(c.start.Holes, c.seq); c.seq++ {
-	}
-	var want *outbox.Header
-	c.at = time.Time{}
-	for len(c.stored) > 0 && c.stored[0].Seq <= c.seq {
-		if c.stored[0].Seq == c.seq {
-			want, c.at = c.stored[0].Header, c.stored[0].Time
-		}
-		c.stored = c.stored[1:]
-	}
+	there := c.next()
+	want := there.Header
 	if c.Verified() && c.start.Newest != nil {
 		want = c.start.Newest
 	}
-	if want != nil && !h.Same(want) {
-		c.made--
-		return true, c.divergence("the message at sequence %d of stream %s is %v, the WAL makes %v", c.seq,
-			c.cfg.Stream, want, h)
+	switch {
+	case there.Cut != nil:
+		err = c.differs("the cut "+there.Cut.String(), h)
+	case want != nil && !h.Same(want):
+		err = c.differs(want.String(), h)
 	}
-	return true, nil
+	return true, err
+}
+
+// Cut counts a cut that is carried out, before the messages of the window that it closes: its own message is
+// in the stream. The error is a gap fault with code divergence: it is not where the WAL and the cuts before
+// it make it.
+func (c *TailCheck) Cut(cut StoredCut) error {
+	if c.Verified() {
+		return c.divergence("the checkpoint record has a cut at %v, and the WAL up to there makes more than "+
+			"the %d messages up to sequence %d of stream %s", cut, c.start.AlreadyStored, c.start.End,
+			c.cfg.Stream)
+	}
+	there := c.next()
+	switch {
+	case c.seq != cut.Seq:
+		c.made--
+		return c.divergence("the checkpoint record has a cut at %v, and the WAL up to there makes the messages "+
+			"before sequence %d of stream %s", cut, c.seq, c.cfg.Stream)
+	case there.Header != nil || there.Cut != nil && there.Cut.LSN != cut.LSN:
+		c.made--
+		return c.divergence("sequence %d of stream %s is not the cut at %v that the checkpoint record has there",
+			c.seq, c.cfg.Stream, cut.LSN)
+	}
+	return nil
+}
+
+// next counts a message and returns what the stream has at its sequence, as far as that was read.
+func (c *TailCheck) next() (there relay.Stored) {
+	c.made++
+	for c.seq++; within(c.start.Holes, c.seq); c.seq++ {
+	}
+	for len(c.stored) > 0 && c.stored[0].Seq <= c.seq {
+		if c.stored[0].Seq == c.seq {
+			there = c.stored[0]
+		}
+		c.stored = c.stored[1:]
+	}
+	c.at = there.Time
+	return there
+}
+
+// differs is the divergence of the message that was made last.
+func (c *TailCheck) differs(there string, made *outbox.Header) error {
+	c.made--
+	return c.divergence("the message at sequence %d of stream %s is %s, the WAL makes %v", c.seq,
+		c.cfg.Stream, there, made)
 }
 
 // Skipped returns the sequence of the message that Skip last said to be in the stream already, and when the
@@ -102,9 +139,13 @@ func (c *TailCheck) Input(lsn outbox.LSN) error {
 		lsn <= max(c.start.Thru, c.start.Checkpoint.Due) {
 		return nil
 	}
-	return c.divergence("the message at sequence %d of stream %s is %v, and the WAL up to %v makes only %d "+
+	newest := "a cut at " + c.start.Thru.String()
+	if c.start.Newest != nil {
+		newest = c.start.Newest.String()
+	}
+	return c.divergence("the message at sequence %d of stream %s is %s, and the WAL up to %v makes only %d "+
 		"of the %d messages up to it",
-		c.start.End, c.cfg.Stream, c.start.Newest, lsn, c.made, c.start.AlreadyStored)
+		c.start.End, c.cfg.Stream, newest, lsn, c.made, c.start.AlreadyStored)
 }
 
 func (c *TailCheck) divergence(what string, args ...any) error {

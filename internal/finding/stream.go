@@ -56,7 +56,7 @@ var stream = []Finding{
 			"closes. What follows it may be another home's events, and one of this home's may be missing. " +
 			"`outflow tail` shows cuts, with the cluster that wrote them."},
 	{Code: "cut_order", Severity: Critical, Classes: gap,
-		Title: "A cut in the stream is not above the one before it",
+		Title: "The stream's cuts are out of order, or not those of the checkpoint record",
 		Hint: "Something copies messages into the stream, or two clusters go on with it from records " +
 			"that differ: stop them. Then run `outflow repair --accept cut_order`.",
 		Runbook: "`outflow tail` shows [cuts](format.md#cuts), with the epoch and the cluster that wrote " +
