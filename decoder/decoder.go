@@ -139,6 +139,21 @@ func New(cfg Config) *Decoder {
 // nothing about how far the WAL has been read.
 func (d *Decoder) InTransaction() bool { return d.inCommit }
 
+// Complete returns up to where all inputs were read: each that ends above comes with the transaction that is
+// being read, or behind it. 0: none were. Where a home's rows are read, it is an LSN of the home; of its
+// transactions Origin says where they end, behind Begin.
+func (d *Decoder) Complete() outbox.LSN {
+	switch away := d.cfg.Mapping.Away(); {
+	case away && d.inCommit && d.tx.home > 0:
+		return max(d.home, d.tx.home-1)
+	case away:
+		return d.home
+	case d.inCommit:
+		return d.tx.final
+	}
+	return d.last
+}
+
 // Decode reads one message of pgoutput, protocol version 1, and says in r what it brought. msg is not kept.
 //
 // An error ends the session: it is returned again for whatever comes after. It is [ErrNeedText] where binary
@@ -264,8 +279,8 @@ func (d *Decoder) commit(m *reader, r *Result) error {
 	tx := &d.tx
 	if d.cfg.Mapping.Away() {
 		// As at home: the position, and the time, which the commit record has from there. Where its commit
-		// record started there is not known, and its end is known to be no start.
-		c.Read, c.LSN, c.Start = end, tx.home, tx.home-1
+		// record started there is not known: not before the end of the one that came before.
+		c.Read, c.LSN, c.Start = end, tx.home, d.home
 		if tx.foreign {
 			c.LSN, c.Start = 0, 0
 		} else if tx.home <= max(d.home, 1) {

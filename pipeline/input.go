@@ -177,6 +177,7 @@ func (in *input) commit(c *relay.Commit) error {
 		in.keepalive = c.LSN
 	}
 	if in.away != nil {
+		c.Start = max(c.Start, in.from)
 		in.away.commit(c)
 		if c.Kind == relay.NoInput {
 			in.keepalive = c.Read
