@@ -30,6 +30,7 @@ type harness struct {
 	held bool // the test holds mu, and gives it away only where it waits
 
 	pg      *postgres
+	other   *postgres // of another cluster, to which the home's rows are replicated; nil: there is none
 	js      *jetstream
 	durable time.Duration
 	first   relay.Settings
@@ -131,7 +132,7 @@ func (w *harness) brokerConns() []*brokerConn {
 
 // checkConfirmed holds a confirmation to its promise: whatever the broker may lose at this moment, a
 // checkpoint is left at or above it.
-func (w *harness) checkConfirmed(lsn outbox.LSN) {
+func (w *harness) checkConfirmed(pg *postgres, lsn outbox.LSN) {
 	firm := uint64(w.js.firm())
 	oldest := 0
 	for i, r := range w.js.revisions {
@@ -148,7 +149,7 @@ func (w *harness) checkConfirmed(lsn outbox.LSN) {
 		}
 		safe := false
 		for _, p := range rec.Checkpoints {
-			safe = safe || p.Start() >= lsn && p.Seq <= firm
+			safe = safe || pg.from(p.Checkpoint) >= lsn && p.Seq <= firm
 		}
 		if !safe {
 			w.broken = errors.Join(w.broken, fmt.Errorf("%v was confirmed; if revision %d of the record "+
@@ -234,6 +235,7 @@ func (w *harness) compare() error {
 // process is a running pipeline.
 type process struct {
 	w       *harness
+	pg      *postgres // that it reads
 	p       *Pipeline
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -268,6 +270,7 @@ type options struct {
 	hold         bool
 	retry        chan struct{}
 	failed       func(*outbox.Fault, time.Time)
+	cluster      int // cluster.id; 0: it shares the stream with nobody
 }
 
 // run starts a process.
@@ -281,7 +284,10 @@ func (w *harness) run(o options) *process {
 	if o.scratch == nil {
 		o.scratch = memory{}
 	}
-	pr := &process{w: w, ended: make(chan struct{}), reg: o.registry}
+	pr := &process{w: w, pg: w.pg, ended: make(chan struct{}), reg: o.registry}
+	if o.cluster > 1 {
+		pr.pg = w.other
+	}
 	w.procs = append(w.procs, pr)
 	pr.writer = &writer{pr}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -328,10 +334,10 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	pr.opens = append(pr.opens, time.Now())
-	if pr.dead || time.Now().Before(w.pg.down) || time.Now().Before(w.js.down) {
+	if pr.dead || time.Now().Before(pr.pg.down) || time.Now().Before(w.js.down) {
 		return nil, errDown
 	}
-	u := &postgresConn{pg: w.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2),
+	u := &postgresConn{pg: pr.pg, noise: pr.noise.another(), batches: make(chan *relay.Batch, 2),
 		gone: make(chan struct{})}
 	u.lag = pr.lag
 	l := pr.connect()
@@ -342,8 +348,11 @@ func (pr *process) open(ctx context.Context, o options) (*Conns, error) {
 		Source: u, JetStream: l, Store: l, Writer: pr.writer, Decoder: w.decoder, Binary: o.binary,
 		Checkpoint: checkpoint.Config{
 			Slot: "outflow", Stream: "OUTBOX", Publication: "outflow", Table: mapping.Table,
-			Mapping: w.decoder.Mapping, DurableAfter: w.durable,
+			Mapping: w.decoder.Mapping, DurableAfter: w.durable, Cluster: o.cluster,
 		},
+	}
+	if o.cluster > 1 {
+		pr.elsewhere(conns)
 	}
 	if w.decoder.Mapping.Away() {
 		conns.Writer = nil
@@ -398,7 +407,7 @@ func (pr *process) kill() {
 func (pr *process) dies() {
 	pr.dead = true
 	for _, u := range pr.ups {
-		u.cut(pr.w.pg.rnd.IntN(3) > 0)
+		u.cut(pr.pg.rnd.IntN(3) > 0)
 	}
 	for _, l := range pr.nats {
 		l.cut(pr.w.js.rnd.IntN(3) == 0)

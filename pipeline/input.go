@@ -25,6 +25,8 @@ type input struct {
 	from       outbox.LSN // what ends there or before is published
 	due        outbox.LSN // what ends there or before was read, and is of interest only where it is held
 
+	cuts []checkpoint.StoredCut // of the record, that are still to be carried out
+
 	batch  *relay.Batch // being read, nil if none
 	next   int          // its next message
 	result decoder.Result
@@ -38,6 +40,24 @@ type input struct {
 	lastTime  int64      // commit timestamp of the newest input
 	newest    outbox.LSN // the newest input, 0 if none was read
 	received  receiveTimes
+}
+
+// dueCut returns the next cut of the record if all inputs up to it were read, and none beyond it.
+func (in *input) dueCut() (cut checkpoint.StoredCut, due bool) {
+	if len(in.cuts) == 0 {
+		return cut, false
+	}
+	read := max(in.from, in.decoder.Complete())
+	if in.away == nil {
+		read = max(read, in.keepalive)
+	}
+	return in.cuts[0], in.cuts[0].LSN <= read
+}
+
+// carriedOut takes note of a cut, which is the newest input.
+func (in *input) carriedOut(cut checkpoint.StoredCut) {
+	in.cuts = in.cuts[1:]
+	in.from, in.newest, in.last = max(in.from, cut.LSN), max(in.newest, cut.LSN), max(in.last, cut.LSN)
 }
 
 // end is up to where the WAL was read.
@@ -101,6 +121,11 @@ func (in *input) read(ctx context.Context, m *relay.WALMessage) (committed bool,
 			in.keepalive = max(in.keepalive, m.WALEnd) // it says nothing of the home's WAL
 			in.away.passed(m.WALEnd)
 		} else if !in.decoder.InTransaction() {
+			if len(in.cuts) > 0 && in.cuts[0].LSN <= m.WALEnd { // first that, then what the keepalive says
+				in.keepalive = m.WALEnd
+				in.next--
+				return false, nil
+			}
 			if err := in.check.Input(m.WALEnd); err != nil {
 				return false, err
 			}

@@ -42,9 +42,8 @@ type jetstream struct {
 	now      func() time.Time // what its clock says; nil: it does not
 	onFull   func(int)        // called with the number of calls of a publisher's Full
 	sound    bool             // it loses and removes nothing
-	// rules of a stream that clusters share, taken away: see docs/models/shared_model.py
-	unfenced, unpredicted, unordered bool
-	deaf                             bool // nobody may watch who publishes
+	shared   bool             // clusters share it: there may be cuts
+	deaf     bool             // nobody may watch who publishes
 
 	lossAt  uint64 // the first revision after the last loss, 0 if there was none
 	lost    int
@@ -176,14 +175,12 @@ func (js *jetstream) arrive(l *brokerConn, s sent) {
 
 // accepts reports whether a message is expected where the stream ends, and names its newest cut.
 func (js *jetstream) accepts(s *sent) bool {
-	expected := js.unordered && s.cut == nil || js.unpredicted && s.cut != nil ||
-		s.last == uint64(len(js.messages))
-	return expected && (js.unfenced || s.fence == js.newestCut())
+	return s.last == uint64(len(js.messages)) && s.fence == js.newestCut()
 }
 
 // newestCut is the sequence of the newest cut that is there, 0 if there is none.
 func (js *jetstream) newestCut() uint64 {
-	for q := len(js.messages); q > js.removed; q-- {
+	for q := len(js.messages); js.shared && q > js.removed; q-- {
 		if m := js.messages[q-1]; m != nil && m.cut != nil {
 			return uint64(q)
 		}

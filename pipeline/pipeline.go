@@ -71,6 +71,8 @@ type Pipeline struct {
 	held       *outbox.Fault // Run waits for a person
 	unrecorded *outbox.Fault // was seen to happen, and the record does not say so yet
 
+	settledCut uint64 // the sequence of the newest cut that is known to be in a durable record
+
 	durables []string // the durable consumers that were last named in the log
 
 	notices notices
@@ -133,7 +135,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 func (p *Pipeline) after(err error, attempt int) (time.Duration, *outbox.Fault) {
 	var again *errUnconfirmed
 	fault := outbox.FaultOf(err)
-	handover := errors.Is(err, errSlotFree) || fault != nil && fault.Code == relay.CodeSlotInUse
+	handover := errors.Is(err, errSlotFree) || errors.Is(err, errCutRecorded) || fault != nil && fault.Code == relay.CodeSlotInUse
 	if err != nil && !handover {
 		p.metrics.failed(p.stage, err)
 	}

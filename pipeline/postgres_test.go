@@ -109,6 +109,19 @@ func (pg *postgres) crash() {
 	}
 }
 
+// from is where replication has to start for a checkpoint of the home.
+func (pg *postgres) from(p relay.Checkpoint) outbox.LSN {
+	if pg != pg.w.other {
+		return p.Start()
+	}
+	for _, x := range pg.wal {
+		if x.home > p.Published() && x.input() {
+			return x.start
+		}
+	}
+	return pg.end
+}
+
 func (pg *postgres) settle(lsn outbox.LSN) {
 	if lsn <= pg.confirmed {
 		return
@@ -116,7 +129,7 @@ func (pg *postgres) settle(lsn outbox.LSN) {
 	pg.earlier = append(pg.earlier, pg.confirmed)
 	pg.confirmed = lsn
 	pg.confirmedAt = append(pg.confirmedAt, moment{time.Now(), lsn})
-	pg.w.checkConfirmed(lsn)
+	pg.w.checkConfirmed(pg, lsn)
 	if pg.onConfirm != nil {
 		pg.onConfirm(lsn)
 	}
@@ -422,7 +435,7 @@ func (w *writer) Watermark(ctx context.Context, mark relay.Watermark) error {
 }
 
 func (w *writer) write(ctx context.Context, m logical, note func(*postgres)) error {
-	pg := w.pr.w.pg
+	pg := w.pr.pg
 	pg.w.mu.Lock()
 	d := w.pr.noise.about(pg.writeDelay)
 	pg.w.mu.Unlock()

@@ -46,6 +46,12 @@ func (s *session) work(ctx context.Context) error {
 				return err
 			}
 		}
+		if cut, due := s.in.dueCut(); due {
+			if err := s.carryOut(ctx, cut); err != nil {
+				return err
+			}
+			continue
+		}
 		m := s.in.message()
 		if m == nil {
 			s.mark()

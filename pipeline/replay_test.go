@@ -13,51 +13,82 @@ import (
 // replay makes the stream that an undisturbed process makes of a WAL, in one go, without the loop.
 func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int, cfg decoder.Config) ([]line,
 	error) {
+	out, held, err := replayCut(wal, nil, first, maxPublishedAhead, cfg)
+	if err == nil && held > 0 {
+		err = fmt.Errorf("%d events are held at the end of the WAL", held)
+	}
+	return out, err
+}
+
+// replayCut makes it of a WAL and cuts, each of which is a line of its own, and says how many events are held
+// at the end. A cut beyond the end of the WAL is left out.
+func replayCut(wal []*transaction, cuts []outbox.LSN, first relay.Settings, maxPublishedAhead int,
+	cfg decoder.Config) (out []line, held int, err error) {
 	d := decoder.New(cfg)
 	b := reorder.New(reorder.Config{Settings: first, MaxPublishedAhead: maxPublishedAhead, Scratch: memory{}})
 	defer b.Discard()
 	var (
-		out []line
-		r   decoder.Result
-		e   relay.Event
+		r decoder.Result
+		e relay.Event
 	)
-	for i, x := range wal {
-		for _, m := range x.messages(i == 0 || out == nil, oidText, false) {
+	window := func(w *reorder.Window, err error) error {
+		for n := 0; w != nil && err == nil; n++ {
+			var more bool
+			if more, err = w.Next(&e); !more {
+				break
+			}
+			out = append(out, lineOf(&e, &outbox.Header{
+				Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
+				Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key, Counter: e.Counter,
+			}))
+		}
+		return err
+	}
+	described := false
+	for _, x := range wal {
+		lsn := x.end
+		if cfg.Mapping.Away() {
+			lsn = x.home
+		}
+		for ; len(cuts) > 0 && cuts[0] < lsn; cuts = cuts[1:] {
+			out = append(out, cutLine(cuts[0]))
+			if err := window(b.Cut(cuts[0])); err != nil {
+				return nil, 0, err
+			}
+		}
+		for _, m := range x.messages(!described, oidText, false) {
 			if err := d.Decode(m.Data, &r); err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 			switch r.Kind {
 			case decoder.Event:
 				if err := b.Append(&r.Event); err != nil {
-					return nil, err
+					return nil, 0, err
 				}
 			case decoder.Commit:
 				if err := b.Commit(r.Commit); err != nil {
-					return nil, err
+					return nil, 0, err
 				}
-				w, err := b.Close()
-				if err != nil {
-					return nil, err
-				}
-				for n := 0; w != nil; n++ {
-					if more, err := w.Next(&e); err != nil {
-						return nil, err
-					} else if !more {
-						break
-					}
-					out = append(out, lineOf(&e, &outbox.Header{
-						Pos: e.Pos, N: n, Of: w.Of, Due: w.Due, Thru: w.Thru, Pull: w.Pull,
-						Timeline: timeline, Sort: w.Sort, ID: e.ID, Key: e.Key, Counter: e.Counter,
-					}))
+				if err := window(b.Close()); err != nil {
+					return nil, 0, err
 				}
 			}
 		}
+		described = described || len(x.rows) > 0
+		if len(cuts) > 0 && cuts[0] == lsn {
+			out = append(out, cutLine(lsn))
+			if err := window(b.Cut(lsn)); err != nil {
+				return nil, 0, err
+			}
+			cuts = cuts[1:]
+		}
 	}
-	if held, _ := b.Held(); held > 0 {
-		return nil, fmt.Errorf("%d events are held at the end of the WAL", held)
-	}
-	return out, nil
+	held, _ = b.Held()
+	return out, held, nil
 }
+
+// cutLine stands for a cut.
+func cutLine(lsn outbox.LSN) line { return line{doc: "cut", payload: lsn.String()} }
 
 // memory keeps scratch files in memory.
 type memory struct{}

@@ -78,7 +78,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
 		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Published(), due: cp.Due,
-		lastData: now, lastInput: now,
+		cuts: start.Cuts, lastData: now, lastInput: now,
 	}
 	if conns.Decoder.Mapping.Away() {
 		s.in.away = newAway(cp)

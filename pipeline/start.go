@@ -61,6 +61,9 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	if first.Slot.Active {
 		return false, p.standBy(ctx, conns, first.Slot)
 	}
+	if err := p.settleCut(ctx, conns, first, start); err != nil {
+		return false, err
+	}
 	memory := recall(ctx, start, conns.JetStream)
 	defer memory.stop()
 	binary := conns.Binary && !p.text
