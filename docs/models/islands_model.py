@@ -13,6 +13,8 @@ WAL: what it holds of the range there, it publishes.
   silence counts from the newest claim, whatever else the home writes.
 - A home that has returned, or has yielded, says hello when it can publish again, and publishes nothing until each other cluster has echoed
   that: what they have claimed comes before their echo. Meanwhile it gives signs of life. It leaves out what was claimed.
+- Who starts again within half of `delay` of its newest sign of life, by its database's clock, says no hello, because nobody can have claimed: it gives a
+  sign of life at once and goes on where it was, also waiting for echoes. Who has yielded says hello.
 
 The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away) and `delay` above four lags: nothing is lost; what
 has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
@@ -42,6 +44,9 @@ MUTATIONS = {
     "unread": "a home that returns does not read what its NATS has stored",
     "signs": "an event is a sign of life of its home",
     "silent": "a home that waits for echoes gives no signs of life",
+    "soon": "a home that starts again says no hello, however long it was away",
+    "still": "a home that starts again soon does not wait for the echoes that it waited for",
+    "gone": "a home that has yielded and starts again soon says no hello",
     "late": "a claim counts behind its writer's echo of a later hello",
     "slow": "a claim may be committed at any later time",
     "forget": "what was claimed and could not be published is forgotten",
@@ -63,6 +68,7 @@ class Cluster:
         s.hello, s.late, s.came = [0] * n, {}, {}                       # by home: its newest hello; its claim that is on its way; when an event came
         s.token, s.echoes, s.sent = 0, None, 0                          # echoes: who has echoed, None: none are awaited; sent: the last watermark
         s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: without an acknowledgement; gave: it has yielded
+        s.signed = -1 << 30                                             # its newest sign of life
 
     def heard(s, w): return w.now if w.now - s.ended <= w.delay / 8 or bent == "behind" else w.now + (w.n - 1) * w.delay
 
@@ -77,7 +83,7 @@ class World:
         s.delay = 4 * (s.lag + s.beat) + 10
         s.clusters = [Cluster(c, s.n) for c in range(s.n)]
         s.by, s.unsure, s.broken, s.faults = {}, set(), set(), {}       # by: event -> who has published it; faults: cluster -> (which, until)
-        s.count = dict(claims=0, yields=0, downs=0)
+        s.count = dict(claims=0, yields=0, downs=0, soon=0)
 
     def write(s, c, *row):
         """A commit of c: into its WAL, and on its way to the others."""
@@ -127,10 +133,18 @@ class World:
         if bent != "fresh":
             c.ended = -1 << 30
             c.seen, c.yielded = [c.heard(s)] * s.n, [None if y is None else c.heard(s) for y in c.yielded]
-        s.hello(c)
+        if (s.now - c.signed >= s.delay / 2 and bent != "soon") or c.gave and bent != "gone": return s.hello(c)
+        s.count["soon"] += 1
+        if bent == "still": c.echoes = None
+        c.gave = False
+        s.sign(c)
+
+    def sign(s, c):
+        c.sent, c.signed = c.done, s.now
+        s.write(c, "watermark", c.done)
 
     def hello(s, c):
-        c.token, c.echoes, c.gave = c.token + 1, set(), False
+        c.token, c.echoes, c.gave, c.signed = c.token + 1, set(), False, s.now
         s.write(c, "hello", c.token)
 
     # a cluster
@@ -176,9 +190,7 @@ class World:
         if c.nats and c.gave:
             if bent == "away": c.gave = False
             else: s.hello(c)
-        if s.now % s.beat == 0 and (c.echoes is None or bent != "silent"):   # also while it waits for echoes: a sign of life
-            c.sent = c.done
-            s.write(c, "watermark", c.done)
+        if s.now % s.beat == 0 and (c.echoes is None or bent != "silent"): s.sign(c)     # also while it waits for echoes
         if not c.nats: return
         while c.duty and s.rnd.random() < .9: s.publish(c, *c.duty.pop(0))
         if c.echoes is not None or c.gave: return

@@ -44,6 +44,12 @@ type Home struct {
 
 	published outbox.LSN // up to there everything is in the stream, or left to others
 
+	spare  uint64        // greater than any hello of before: for one of this process
+	end    outbox.LSN    // of the own WAL at the start
+	back   bool          // since the start a sign of life was read in the own WAL
+	signed time.Duration // when the newest one was committed, by the server's clock
+	gap    bool          // two were half a delay apart, and no hello was read since
+
 	away    bool          // its NATS is
 	since   time.Duration // since then
 	yielded bool          // since the newest hello it has asked for a yield
@@ -55,16 +61,18 @@ type Home struct {
 }
 
 // NewHome is a home before its first start.
-func NewHome(cfg Config) Home { return Home{cfg: cfg} }
+func NewHome(cfg Config) Home { return Home{cfg: cfg, gap: true} }
 
-// Start begins a process, at any state that was kept, before anything is read. number is that of its hello.
-func (h *Home) Start(number uint64) {
-	h.away, h.alive = false, false
-	h.greet(number)
+// Start begins a process, at any state that was kept, before anything is read. The own WAL ends at end now;
+// number is for a hello, if it takes one. It does not where the next sign of life is committed within half of
+// the delay of the one before: then nobody has claimed meanwhile.
+func (h *Home) Start(number uint64, end outbox.LSN) {
+	h.away, h.alive, h.back, h.asked = false, false, false, asked{}
+	h.spare, h.end = number, end
 }
 
 func (h *Home) greet(number uint64) {
-	h.hello, h.greeted, h.waits = max(number, h.hello+1), false, h.cfg.Count > 1
+	h.hello, h.greeted, h.waits, h.back = max(number, h.hello+1), false, h.cfg.Count > 1, true
 	h.yielded, h.told, h.asked = false, false, asked{}
 }
 
@@ -83,19 +91,42 @@ func (h *Home) Back(number uint64) {
 	}
 }
 
-// Row takes a cluster row, of any cluster.
-func (h *Home) Row(r *relay.ClusterRow) {
+// Row takes a cluster row, of any cluster: where in the own WAL its transaction ends, and when that was
+// committed, by the server's clock.
+func (h *Home) Row(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration) {
 	switch {
-	case r.By == h.cfg.Self && r.Kind == h.asked.row.Kind && r.Hello == h.hello:
-		h.greeted = h.greeted || r.Kind == relay.Hello
-		h.told = h.told || r.Kind == relay.Yield
-		h.asked = asked{}
+	case r.By == h.cfg.Self && r.Home == 0:
+		h.own(r, lsn, committed)
 	case r.Home != h.cfg.Self:
 	case r.Kind == relay.Echo:
 		h.echoes[r.By] = max(h.echoes[r.By], r.Hello)
 		h.waits = h.waits && !h.echoed()
 	case r.Kind == relay.Claim && !h.echoes.void(r):
 		h.claimed = max(h.claimed, r.To)
+	}
+}
+
+// own takes a row of this home, of this process or of one before it: that may have been on its way still.
+func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration) {
+	if r.Kind == h.asked.row.Kind && r.Hello == h.hello {
+		h.asked = asked{}
+	}
+	silent := committed - h.signed
+	h.gap = h.gap || silent < 0 || silent >= h.cfg.Delay/2
+	h.signed = committed
+	stray := false
+	switch {
+	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted): // else once more
+		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, h.cfg.Count > 1, false
+		h.yielded, h.told = false, false
+	case r.Kind == relay.Yield && r.Hello == h.hello:
+		stray = h.back && !h.yielded // of a process before this one
+		h.yielded, h.told = true, true
+	}
+	if first := !h.back && lsn > h.end; first && (h.gap || h.yielded || !h.greeted) || stray {
+		h.greet(h.spare)
+	} else if first {
+		h.back = true
 	}
 }
 
@@ -121,7 +152,7 @@ const (
 // May says what becomes of the oldest commit that is neither published nor left.
 func (h *Home) May(lsn outbox.LSN) Verdict {
 	switch {
-	case h.waits || h.yielded:
+	case h.waits || h.yielded || !h.back:
 		return Wait
 	case lsn <= h.claimed:
 		return Leave
@@ -134,7 +165,7 @@ func (h *Home) Published(lsn outbox.LSN) { h.published = max(h.published, lsn) }
 
 // Next is the row that has to be written now; none if its Kind is 0. Ask whenever no other one is under way.
 func (h *Home) Next(now time.Duration) relay.ClusterRow {
-	if !h.asked.open(now, h.cfg.Delay) {
+	if h.back && !h.asked.open(now, h.cfg.Delay) {
 		row := relay.ClusterRow{By: h.cfg.Self, Hello: h.hello}
 		switch {
 		case !h.greeted:

@@ -33,6 +33,10 @@ var rules = map[string]string{
 	"late":      "a claim counts behind its writer's echo of a later hello",
 	"slow":      "a claim may be committed at any later time",
 	"forget":    "what was claimed and could not be published is forgotten",
+	"soon":      "a home that starts again says no hello, however long it was away",
+	"still":     "a home that starts again soon does not wait for the echoes that it waited for",
+	"gone":      "a home that has yielded and starts again soon says no hello",
+	"chain":     "a process that had to say hello and died before has ended the silence",
 }
 
 // event is a commit of a home: they are numbered from 1, which is their LSN.
@@ -46,6 +50,7 @@ type entry struct {
 	from int
 	lsn  outbox.LSN // of an event; else 0
 	row  relay.ClusterRow
+	time time.Duration // of its commit
 }
 
 type sent struct {
@@ -108,6 +113,7 @@ type world struct {
 	faults  int
 	claims  int
 	yields  int
+	soon    int // starts without a hello
 	problem error
 }
 
@@ -147,8 +153,11 @@ func (w *world) start(c *cluster) {
 		since := p.reader.since
 		if h == c.id {
 			w.greets(c)
-			p.home.Start(c.number)
-			p.home.waits = p.home.waits && w.bent != "echo"
+			p.home.Start(c.number, outbox.LSN(len(c.wal)))
+			p.home.waits = p.home.waits && w.bent != "still"
+			if w.bent == "gone" {
+				p.home.yielded, p.home.told = false, false
+			}
 		} else if p.reader.Start(w.time()); w.bent == "fresh" {
 			p.reader.since = since
 		} else if w.bent == "behind" {
@@ -161,6 +170,7 @@ func (w *world) greets(c *cluster) { c.number++ }
 
 // commit puts an entry into a WAL, and on its way to the others.
 func (w *world) commit(c *cluster, e entry) {
+	e.time = w.time()
 	w.arrive(c, e)
 	for id := 1; id <= w.n; id++ {
 		if id != c.id {
@@ -369,7 +379,7 @@ func (w *world) take(c *cluster, h int, p *process, e entry) {
 		if w.bent == "token" && row.Kind == relay.Echo && row.Home == h {
 			row.Hello = p.home.hello
 		}
-		p.home.Row(&row)
+		w.home(c, p, &row, e.time)
 		return
 	}
 	yielded, since, end, ended := r.yielded, r.since, r.end, r.ended
@@ -399,15 +409,36 @@ func (w *world) take(c *cluster, h int, p *process, e entry) {
 	}
 }
 
+// home reads a row of the WAL, the process' next one, as a home does.
+func (w *world) home(c *cluster, p *process, row *relay.ClusterRow, at time.Duration) {
+	h, lsn := &p.home, outbox.LSN(p.read+1)
+	own, hello, back := row.By == c.id && row.Home == 0, h.hello, h.back
+	if w.bent == "soon" && own {
+		h.signed, h.gap = at, false
+	}
+	h.Row(row, lsn, at)
+	switch {
+	case w.bent == "echo":
+		h.waits = false
+	case w.bent == "chain" && own && lsn <= h.end:
+		h.gap = false
+	case w.bent == "gone" && own && lsn <= h.end:
+		h.yielded, h.told = false, false
+	}
+	if h.back && !back && h.hello == hello {
+		w.soon++
+	}
+}
+
 // work publishes.
 func (w *world) work(c *cluster, h int, p *process) {
 	if h == c.id && c.away {
-		if yielded := p.home.yielded; yielded && w.bent == "away" {
+		if p.home.yielded && w.bent == "away" {
 			p.home.away, p.home.yielded = false, false
 		} else {
 			w.greets(c)
 			p.home.Back(c.number)
-			p.home.waits = p.home.waits && (w.bent != "echo" || !yielded)
+			p.home.waits = p.home.waits && w.bent != "echo"
 		}
 	}
 	for len(p.todo) > 0 && w.chance(.9) {
@@ -438,7 +469,7 @@ func (w *world) say(c *cluster, h int, p *process) {
 			p.home.Away(w.time())
 		}
 		row = p.home.Next(w.time())
-		if w.bent == "silent" && row.Kind == relay.Published && p.home.waits {
+		if w.bent == "silent" && row.Kind == relay.Published && p.home.waits && p.home.back {
 			return
 		}
 	} else {
@@ -493,12 +524,13 @@ func (w *world) written() (n int) {
 }
 
 // tally is what happened in a world, or several.
-type tally struct{ events, claims, yields, faults, twice, copies int }
+type tally struct{ events, claims, yields, soon, faults, twice, copies int }
 
 func (t *tally) add(o tally) {
 	t.events += o.events
 	t.claims += o.claims
 	t.yields += o.yields
+	t.soon += o.soon
 	t.faults += o.faults
 	t.twice += o.twice
 	t.copies += o.copies
@@ -514,7 +546,7 @@ func run(seed uint64, cut bool, bent string, steps int) (t tally, err error) {
 	for i := 0; i < 10*w.delay && (i < 4*w.delay || len(w.by) < w.written()); i++ {
 		w.step()
 	}
-	t = tally{claims: w.claims, yields: w.yields, faults: w.faults}
+	t = tally{claims: w.claims, yields: w.yields, soon: w.soon, faults: w.faults}
 	if w.problem != nil {
 		return t, w.problem
 	}
