@@ -45,6 +45,8 @@ func (own *Record) Elsewhere(home *Record) (*Record, error) {
 		return fail("one is not of a home, or the other is")
 	case columns != home.Mapping:
 		return fail("it has %s, the home's has %s", mappingText(own.Mapping), mappingText(home.Mapping))
+	case home.Hello > 0:
+		return fail("others publish for it into streams of their own")
 	case own.Stopped != "" || own.Repairing != "" || own.Creating || home.Creating || home.Repairing != "":
 		return fail("one of them is not whole")
 	}

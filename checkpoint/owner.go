@@ -85,7 +85,7 @@ func (r *Record) validateOwner() error {
 		return errors.New("an owner or a cut without an epoch")
 	case r.Epoch == 0:
 		return nil
-	case r.Version < sharedVersion || r.Mapping.Control == "":
+	case r.Version < clustersVersion || r.Mapping.Control == "":
 		return fmt.Errorf("epoch %d in version %d, with control table %q", r.Epoch, r.Version,
 			r.Mapping.Control)
 	case r.Owner < 1 || r.Owner > outbox.MaxCluster:

@@ -30,7 +30,7 @@ func TestARecordSaysWhoOwnsTheStream(t *testing.T) {
 	t.Parallel()
 	doc, err := shared().Encode()
 	must.Succeed(t, err)
-	if got, err := Decode(doc); err != nil || got.Version != sharedVersion || got.Owner != 1 ||
+	if got, err := Decode(doc); err != nil || got.Version != clustersVersion || got.Owner != 1 ||
 		got.Epoch != 3 || !slices.Equal(got.Cuts, shared().Cuts) {
 		t.Fatalf("%+v, %v", got, err)
 	}

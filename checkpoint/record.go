@@ -17,17 +17,18 @@ import (
 // the lowest version that can say what it has to: a program that does not know something refuses the record
 // by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = sharedVersion // the newest
+	recordVersion = clustersVersion // the newest
 
-	sharedVersion  = 9 // an owner, for a stream that clusters share
-	tallyVersion   = 8 // checkpoints with a tally, or with what a home has confirmed
-	clusterVersion = 7 // mappings with a control table or a subscription, and checkpoints of such
-	gapVersion     = 6 // checkpoints in gap mode
-	tableVersion   = 5 // the OID of the table that is published, and mappings without foreign transactions
-	shardVersion   = 4 // mappings with a shard
-	sourceVersion  = 3 // mappings with a source other than the table
-	repairVersion  = 2 // repairing, stopped and base, and the broker's time beside a checkpoint
-	oldestVersion  = 1
+	// an owner, for a stream that clusters share; or a hello, of a home for which others publish
+	clustersVersion = 9
+	tallyVersion    = 8 // checkpoints with a tally, or with what a home has confirmed
+	clusterVersion  = 7 // mappings with a control table or a subscription, and checkpoints of such
+	gapVersion      = 6 // checkpoints in gap mode
+	tableVersion    = 5 // the OID of the table that is published, and mappings without foreign transactions
+	shardVersion    = 4 // mappings with a shard
+	sourceVersion   = 3 // mappings with a source other than the table
+	repairVersion   = 2 // repairing, stopped and base, and the broker's time beside a checkpoint
+	oldestVersion   = 1
 )
 
 // Record is the checkpoint record: what a start needs to know beside the slot and the stream.
@@ -67,6 +68,12 @@ type Record struct {
 	// Cuts are those of the stream behind the oldest checkpoint, ascending: messages that were durable before
 	// they came in here.
 	Cuts []StoredCut `json:"cuts,omitempty"`
+
+	// Hello is the number of the newest hello that the home may have said, where clusters share nothing; 0:
+	// none, and nobody publishes for it.
+	Hello uint64 `json:"hello,omitempty"`
+	// Left is what was left to others, ascending, as far as a start from one of the checkpoints comes by it.
+	Left []relay.Left `json:"left,omitempty"`
 }
 
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there
@@ -99,6 +106,7 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	c := *r
 	c.Creating = false
 	c.Checkpoints, c.Holes, c.Cuts = s.Checkpoints, s.Holes, cutsFrom(r.Cuts, s.Checkpoints)
+	c.Left = leftFrom(r.Left, s.Checkpoints)
 	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c
 }
@@ -126,8 +134,8 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
-	case c.Epoch > 0:
-		c.Version = sharedVersion
+	case c.Epoch > 0, c.Hello > 0:
+		c.Version = clustersVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return counts(p.Checkpoint) }):
 		c.Version = tallyVersion
 	case c.Mapping.Control != "":
@@ -258,7 +266,7 @@ func (r *Record) validate() error {
 			return fmt.Errorf("place %d: %w", i, err)
 		}
 	}
-	if err := r.validateOwner(); err != nil {
+	if err := errors.Join(r.validateOwner(), r.validateLeft()); err != nil {
 		return err
 	}
 	for i, h := range r.Holes {

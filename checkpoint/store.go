@@ -33,8 +33,8 @@ func Bucket(stream string) string { return "outflow-" + stream }
 type StoreConfig struct {
 	Stream string // of the messages; the bucket is named after it
 	Slot   string // the key
-	// Cluster is the cluster.id of whoever shares the stream with other clusters; 0: a record with an owner
-	// is refused as one of a newer outflow.
+	// Cluster is the cluster.id of whoever shares the stream with other clusters, or lets them publish for
+	// it; 0: a record with an owner or a hello is refused as one of a newer outflow.
 	Cluster int
 }
 
@@ -128,8 +128,8 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	if err == nil && (rec.Slot != s.cfg.Slot || rec.Stream != s.cfg.Stream) {
 		err = corrupt(fmt.Errorf("it is of slot %s and stream %s", rec.Slot, rec.Stream))
 	}
-	if err == nil && rec.Epoch > 0 && s.cfg.Cluster == 0 {
-		err = tooNew(rec.Version, sharedVersion-1)
+	if err == nil && (rec.Epoch > 0 || rec.Hello > 0) && s.cfg.Cluster == 0 {
+		err = tooNew(rec.Version, clustersVersion-1)
 	}
 	if f := outbox.FaultOf(err); f != nil {
 		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, m.Seq)

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -17,6 +18,7 @@ const burst = 1024
 type output struct {
 	window *reorder.Window // nil: there is none
 	n      int             // its next event
+	left   int             // of its messages so many are left to others
 	event  relay.Event     // of the newest message that was made
 	header outbox.Header   // likewise
 	ready  bool            // that message is still to be published: a publisher failed and did not take it
@@ -84,7 +86,7 @@ func (s *session) closeWindow() (err error) {
 		s.p.health.busy(true)
 		defer s.p.health.busy(false)
 	}
-	s.out.n = 0
+	s.out.n, s.out.left = 0, 0
 	s.out.window, err = s.buffer.Close()
 	return err
 }
@@ -102,6 +104,10 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 			if !more {
 				s.windowDone()
 				return true, nil
+			}
+			if s.isLeft(&o.header) {
+				o.left++
+				continue
 			}
 			skip, err := s.check.Skip(&o.header)
 			if err != nil {
@@ -132,6 +138,12 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
+// isLeft reports whether the record says that others publish the message. Then it is not in the stream, and
+// has no part in what is compared and counted.
+func (s *session) isLeft(h *outbox.Header) bool {
+	return slices.ContainsFunc(s.left, func(l relay.Left) bool { return l.Covers(h) })
+}
+
 // received is when an event of the window in hand was received; zero: that is not known.
 func (s *session) received(e *relay.Event) time.Time {
 	at, _ := s.in.received.of(e.Pos.LSN)
@@ -153,7 +165,7 @@ func (s *session) windowDone() {
 	w := s.out.window
 	s.out.window = nil
 	s.in.forgetReceived()
-	s.tracker.Made(w.Of)
+	s.tracker.Made(w.Of - s.out.left)
 	if w.Checkpoint.Due == 0 {
 		s.out.unmarked = true
 	} else {

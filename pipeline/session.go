@@ -29,6 +29,7 @@ type session struct {
 	check   *checkpoint.TailCheck
 	pub     Publisher // of conns.JetStream
 	tracker *checkpoint.Tracker
+	left    []relay.Left // what the record says that others publish
 
 	questions    *worker // one at a time: they share the connection to PostgreSQL and the record
 	checkpointer *checkpointer
@@ -62,6 +63,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		}),
 		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
 		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom(), fence),
+		left:      r.Record.Left,
 		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,

@@ -68,6 +68,7 @@ type workload struct {
 	counters map[string]int
 	pending  [][]row
 	changes  bool
+	horizon  bool // settings are those of a horizon
 	n        int
 	docs     int
 	sizes    []int // of transactions, in rows
@@ -98,6 +99,14 @@ func (l *workload) rows() []row {
 	return rows
 }
 
+func (l *workload) settings() relay.Settings {
+	s := randomSettings(l.rnd)
+	for l.horizon && s.ByGap() {
+		s = randomSettings(l.rnd)
+	}
+	return s
+}
+
 // write writes one transaction. The harness's lock is held.
 func (l *workload) write(pg *postgres) {
 	at := time.Now().Add(-time.Duration(l.rnd.IntN(400)) * time.Microsecond) // timestamps need not ascend
@@ -106,10 +115,10 @@ func (l *workload) write(pg *postgres) {
 		pg.commitAt(at, nil, logical{prefix: relay.HeartbeatPrefix})
 	case n < 7 && l.changes:
 		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix,
-			content: randomSettings(l.rnd).Content("outflow")})
+			content: l.settings().Content("outflow")})
 	case n == 7:
 		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix,
-			content: randomSettings(l.rnd).Content("another")})
+			content: l.settings().Content("another")})
 	case n == 8:
 		pg.commitAt(at, nil, logical{prefix: relay.SettingsPrefix, content: "v=1 slot=outflow horizon=soon"})
 	case n == 9:

@@ -17,6 +17,8 @@ type Config struct {
 	// Where another cluster closed all that it held, because the home was silent; ascending. They are the
 	// only inputs that are not in the WAL. Not together with Resets
 	Cuts []LSN
+	// What it has left to other clusters, because they had claimed it; ascending. Not in gap mode
+	Left []Left
 
 	// What is tolerated, and counted.
 	// messages that a repair published: what they are of and what they hold is compared, neither header nor
@@ -33,6 +35,20 @@ type Reset struct {
 	Settings *Settings // nil: those in force
 }
 
+// Left is what is not published: of the messages behind the one with Due and N (0: of all) those of commits
+// at or below To.
+type Left struct {
+	Due LSN
+	N   int
+	To  LSN
+}
+
+// leaves reports whether a message of a window is not to be there.
+func (l Left) leaves(e *expected) bool {
+	behind := e.window.due > l.Due || e.window.due == l.Due && e.n > l.N
+	return behind && e.Pos.LSN <= l.To
+}
+
 // repairedIndex is the least index of a position that a repair made.
 const repairedIndex = 1 << 30
 
@@ -46,10 +62,12 @@ type expected struct {
 // expectation is the stream that the WAL makes.
 type expectation struct {
 	timeline func(LSN) uint32
+	leaves   []Left
 	messages []expected
 	loose    []*Event // a reset left them without a window: a repair has to publish them
 	before   []*Event // the start: nobody has to
 	held     []*Event // nothing has closed a window for them yet
+	left     []*Event // another cluster publishes them
 	windows  int
 }
 
@@ -79,7 +97,7 @@ func (c *commit) input(slot string) (set *Settings, is bool) {
 
 // expect makes the stream.
 func (t *Truth) expect(cfg Config) (*expectation, error) {
-	x := &expectation{timeline: cfg.Timeline}
+	x := &expectation{timeline: cfg.Timeline, leaves: cfg.Left}
 	if x.timeline == nil {
 		x.timeline = func(LSN) uint32 { return 1 }
 	}
@@ -122,6 +140,11 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 		x.add(o.cut(lsn))
 	}
 	x.held = o.remains()
+	for i := range x.messages {
+		if len(cfg.Left) > 0 && x.messages[i].window.sort == ByGap {
+			return nil, fmt.Errorf("what is left to others in gap mode can't be judged: it remembers messages")
+		}
+	}
 	return x, nil
 }
 
@@ -132,7 +155,12 @@ func (x *expectation) add(w *window, events []*Event) {
 	}
 	x.windows++
 	for n, e := range events {
-		x.messages = append(x.messages, expected{e, n, w})
+		m := expected{e, n, w}
+		if slices.ContainsFunc(x.leaves, func(l Left) bool { return l.leaves(&m) }) {
+			x.left = append(x.left, e)
+			continue
+		}
+		x.messages = append(x.messages, m)
 	}
 }
 

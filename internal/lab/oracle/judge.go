@@ -33,6 +33,7 @@ type Judgement struct {
 	Repaired    int // messages that a repair published, if that is tolerated
 	DeadLetters int // dead letters, if they are tolerated
 	Cuts        int // cuts
+	Left        int // events that another cluster publishes
 	Removed     int // messages that retention removed at the beginning, if that is tolerated
 
 	First  string // the first difference in words: sequence, what there is, what ought to be
@@ -55,7 +56,7 @@ func (j *Judgement) String() string {
 		n    int
 		what string
 	}{{j.Held, "not due yet"}, {j.Repaired, "by repair"}, {j.DeadLetters, "dead letters"}, {j.Cuts, "cuts"},
-		{j.Removed, "removed by retention"}} {
+		{j.Left, "left to others"}, {j.Removed, "removed by retention"}} {
 		if more.n > 0 {
 			s += fmt.Sprintf(", %s %d", more.what, more.n)
 		}
@@ -110,7 +111,7 @@ func newCase(t *Truth, cfg Config) (*judged, error) {
 	}
 	return &judged{
 		cfg: cfg, want: x, sum: sha256.New(), seen: make([]bool, len(x.messages)),
-		j: Judgement{Events: t.Events, Windows: x.windows, Held: len(x.held)},
+		j: Judgement{Events: t.Events, Windows: x.windows, Held: len(x.held), Left: len(x.left)},
 	}, nil
 }
 
@@ -267,6 +268,9 @@ func (c *judged) content(m *Message, e *Event) {
 func (c *judged) stray(m *Message, at int, repaired bool) {
 	e, i := c.others[at], at-len(c.want.messages)
 	switch {
+	case i >= len(c.seenMore)-len(c.want.left):
+		c.j.Repeated++
+		c.note(m, "is of %v, which was left to another cluster", e)
 	case c.seenMore[i]:
 		c.j.Repeated++
 		c.note(m, "repeats %v", e)
@@ -318,11 +322,12 @@ func (e *Event) is(m *Message) bool { return m.Subject == e.subject() && e.hasPa
 
 // index makes it possible to find messages that are not where they should be.
 func (c *judged) index() {
-	c.others = make([]*Event, 0, len(c.want.messages)+len(c.want.loose)+len(c.want.held)+len(c.want.before))
+	c.others = make([]*Event, 0, len(c.want.messages)+len(c.want.loose)+len(c.want.held)+len(c.want.before)+
+		len(c.want.left))
 	for i := range c.want.messages {
 		c.others = append(c.others, c.want.messages[i].Event)
 	}
-	c.others = slices.Concat(c.others, c.want.loose, c.want.held, c.want.before)
+	c.others = slices.Concat(c.others, c.want.loose, c.want.held, c.want.before, c.want.left)
 	c.seenMore = make([]bool, len(c.others)-len(c.want.messages))
 	c.byID, c.byPos = make(map[string]int, len(c.others)), make(map[Position]int, len(c.others))
 	twice := map[string]bool{}

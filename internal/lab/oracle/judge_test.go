@@ -340,6 +340,39 @@ func TestTheJudgeKnowsTheCuts(t *testing.T) {
 	}
 }
 
+// The stream is what the rules make of the WAL, without what was left to others: one that was published all
+// the same, one that is missing and another list are seen.
+func TestTheJudgeKnowsWhatIsLeftToOthers(t *testing.T) {
+	t.Parallel()
+	truth := script(t, Source{}, eight...)
+	with := func(left ...Left) Config {
+		return Config{Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}, Left: left}
+	}
+	whole, cfg := stream(t, truth, with()), with(Left{Due: 0x300, To: 0x400}, Left{Due: 0x500, To: 0x500})
+	all := stream(t, truth, cfg) // without e5, e6 and e8
+	if j := judgeOf(t, truth, cfg, all, 0); !j.OK() || j.Left != 3 || len(all) != 5 {
+		t.Fatalf("%d messages: %s", len(all), j.String())
+	}
+	if j := judgeOf(t, truth, cfg, whole, 0); j.Repeated != 3 || j.Missing != 0 || j.OK() {
+		t.Errorf("what was left is there: %s", j.String())
+	}
+	if j := judgeOf(t, truth, cfg, all[:4], 0); j.Missing != 1 || j.OK() {
+		t.Errorf("one more is missing: %s", j.String())
+	}
+	for name, cfg := range map[string]Config{"nothing": with(), "less": with(Left{Due: 0x300, To: 0x400}),
+		"more":                    with(Left{Due: 0x300, To: 0x400}, Left{Due: 0x400, N: 1, To: 0x500}),
+		"from an earlier message": with(Left{Due: 0x200, N: 1, To: 0x400}, Left{Due: 0x500, To: 0x500}),
+	} {
+		if j := judgeOf(t, truth, cfg, all, 0); j.OK() {
+			t.Errorf("%s: %s", name, j.String())
+		}
+	}
+	cfg.Settings = Settings{Sort: ByGap, MaxEvents: 100, MaxBytes: 1 << 20, Gap: Gap{Memory: 10}}
+	if _, err := truth.expect(cfg); err == nil {
+		t.Error("gap mode is judged")
+	}
+}
+
 // Transactions are inputs as the rules say.
 func TestTransactionsAreInputsAsTheRulesSay(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,115 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// leaving is the record of a home that has left something to others.
+func leaving() *Record {
+	r := record(at(0x1000, 5, time.Hour), at(0x2000, 9, time.Minute))
+	r.Mapping.Control = "public.outflow_control"
+	r.Hello, r.Left = 2, []relay.Left{{Due: 0x900, N: 3, To: 0x1100}, {Due: 0x1800, To: 0x1F00}}
+	return r
+}
+
+func TestARecordSaysWhatIsLeftToOthers(t *testing.T) {
+	t.Parallel()
+	doc, err := leaving().Encode()
+	must.Succeed(t, err)
+	if got, err := Decode(doc); err != nil || got.Version != clustersVersion || got.Hello != 2 ||
+		!slices.Equal(got.Left, leaving().Left) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for name, change := range map[string]func(*Record){
+		"no hello":         func(r *Record) { r.Hello = 0 },
+		"no control table": func(r *Record) { r.Mapping.Control = "" },
+		"an owner":         func(r *Record) { r.Owner, r.Epoch = 1, 1 },
+		"up to nothing":    func(r *Record) { r.Left = []relay.Left{{Due: 0x1800}} },
+		"one message twice": func(r *Record) {
+			r.Left[0].Due, r.Left[0].N = r.Left[1].Due, r.Left[1].N
+		},
+		"up to less": func(r *Record) { r.Left[1].To = r.Left[0].To },
+		"before all": func(r *Record) { r.Left[0].N = -1 },
+		"gap mode":   func(r *Record) { r.Checkpoints[1].Checkpoint = inGap(r.Checkpoints[1].Checkpoint, 0) },
+		"too much": func(r *Record) {
+			for i := range maxLeft {
+				r.Left = append(r.Left, relay.Left{Due: outbox.LSN(0x2000 + i), To: outbox.LSN(0x2000 + i)})
+			}
+		},
+	} {
+		r := leaving()
+		change(r)
+		if _, err := r.Encode(); err == nil {
+			t.Error(name)
+		}
+	}
+	_, err = Decode(bytes.Replace(doc, []byte(`"v":9`), []byte(`"v":8`), 1))
+	refused(t, err, "record_corrupt", outbox.Gap, "", nil)
+}
+
+// What is left goes with the checkpoints from which it may be made again.
+func TestARecordKeepsWhatAStartHasToLeaveOut(t *testing.T) {
+	t.Parallel()
+	r := leaving()
+	for due, want := range map[outbox.LSN][]relay.Left{
+		0x10FF: r.Left, 0x1100: r.Left[1:], 0x1EFF: r.Left[1:], 0x1F00: nil,
+	} {
+		got := r.With(Update{Checkpoints: []StoredCheckpoint{at(due, 9, 0)}}, publication, 0x3000)
+		if !slices.Equal(got.Left, want) || got.Hello != 2 || len(r.Left) != 2 {
+			t.Errorf("from %v: %+v", due, got)
+		}
+	}
+}
+
+func TestWhatIsLeftOnlyGrows(t *testing.T) {
+	t.Parallel()
+	first, last := leaving().Left[0], leaving().Left[1]
+	for name, c := range map[string]struct {
+		add  relay.Left
+		want []relay.Left // nil: refused
+	}{
+		"more":                      {relay.Left{Due: 0x1800, N: 1, To: 0x2000}, []relay.Left{first, last, {Due: 0x1800, N: 1, To: 0x2000}}},
+		"more, and nothing between": {relay.Left{Due: 0x1800, To: 0x2000}, []relay.Left{first, {Due: 0x1800, To: 0x2000}}},
+		"the same":                  {last, []relay.Left{first, last}},
+		"the same, later":           {relay.Left{Due: 0x1900, To: 0x1F00}, []relay.Left{first, last}},
+		"behind an earlier message": {relay.Left{Due: 0x17FF, N: 9, To: 0x2000}, nil},
+		"less":                      {relay.Left{Due: 0x1900, To: 0x1E00}, nil},
+	} {
+		r := leaving()
+		got, err := r.WithLeft(c.add)
+		if c.want == nil != (err != nil) || err == nil && !slices.Equal(got.Left, c.want) ||
+			!slices.Equal(r.Left, leaving().Left) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	full := leaving()
+	full.Left = make([]relay.Left, maxLeft)
+	if _, err := full.WithLeft(relay.Left{Due: 1, To: 1}); err == nil {
+		t.Error("more than a record may list")
+	}
+}
+
+// An outflow that does not take part refuses the record, and two processes do not take one number.
+func TestAHelloIsTakenOnce(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	_ = save(ctx, t, s, leaving(), 0)
+	_, _, err := s.Load(ctx)
+	refused(t, err, "record_version", outbox.Fatal, "", nil)
+	own := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow", Cluster: 1})
+	r, rev := load(ctx, t, own)
+	_ = save(ctx, t, own, r.NextHello(), rev)
+	if _, err := own.Save(context.WithoutCancel(ctx), r.NextHello(), rev); err == nil || r.Hello != 2 {
+		t.Errorf("taken twice: %v", err)
+	}
+}
