@@ -193,7 +193,7 @@ func TestAHomesWatermarkIsReadElsewhere(t *testing.T) {
 
 // TestClusterRowsAreReadFromEachCluster: with the commit that they came in, from wherever they came, in their
 // order, and what else is in those transactions stays what it was. Without clusters, which is any outflow so
-// far, they are passed over; what is none, or by another one, is counted and has no effect.
+// far, they are passed over.
 func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
 	t.Parallel()
 	claim := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 7, From: 0x10, To: 0x20}
@@ -202,15 +202,24 @@ func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
 		return controlRow("public.outbox", relay.ClusterPrefix, r.Content())
 	}
 	by := func(r relay.ClusterRow, n int) relay.ClusterRow { r.By = n; return r }
-	read := func(cfg Config, from string, rows ...[]byte) (got []relay.ClusterRow, c relay.Commit, bad int) {
-		t.Helper()
+	decode := func(cfg Config, from string, rows ...[]byte) ([]Result, error) {
 		tx := [][]byte{begin(0x9000)}
 		if from != "" {
 			tx = append(tx, originAt(0x130, from))
 		}
 		tx = append(tx, relation(tableOID, columns...), relation(controlOID, controlColumnsOf...))
-		tx = append(append(tx, rows...), commit(0x9000, 0x9030, 1))
-		results, err := decodeAll(cfg, tx...)
+		return decodeAll(cfg, append(append(tx, rows...), commit(0x9000, 0x9030, 1))...)
+	}
+	wrong := func(cfg Config, rows ...[]byte) {
+		t.Helper()
+		_, err := decode(cfg, "pg_16501", rows...)
+		if f := outbox.FaultOf(err); f == nil || f.Code != CodeClusterRow || f.Class != outbox.Fatal {
+			t.Errorf("%.80q: %v", rows[0], err)
+		}
+	}
+	read := func(cfg Config, from string, rows ...[]byte) (got []relay.ClusterRow, c relay.Commit, bad int) {
+		t.Helper()
+		results, err := decode(cfg, from, rows...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -256,13 +265,11 @@ func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
 	behind.To++
 	for _, content := range []string{"", by(claim, 3).Content(), behind.Content(),
 		strings.Replace(claim.Content(), "v=1", "v=2", 1), strings.Repeat("v", maxClusterRow+1)} {
-		got, _, bad := read(cfg, "pg_16501", controlRow("public.outbox", relay.ClusterPrefix, content))
-		if len(got) != 0 || bad != 1 {
-			t.Errorf("%.40q: %+v, %d malformed", content, got, bad)
+		bad := controlRow("public.outbox", relay.ClusterPrefix, content)
+		wrong(cfg, bad)
+		if got, _, n := read(awayConfig(), "pg_16501", bad); len(got) != 0 || n != 0 {
+			t.Errorf("%.40q without clusters: %+v, %d malformed", content, got, n)
 		}
 	}
-	many := slices.Repeat([][]byte{row(claim)}, maxClusterRows+1)
-	if got, _, bad := read(cfg, "pg_16501", many...); bad != 1 || len(got) != maxClusterRows {
-		t.Errorf("%d rows of one transaction, %d malformed", len(got), bad)
-	}
+	wrong(cfg, slices.Repeat([][]byte{row(claim)}, maxClusterRows+1)...)
 }

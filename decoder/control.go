@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // The columns of the control table that are read. All are text, which is the same bytes in both forms.
@@ -76,7 +77,11 @@ func (d *Decoder) controlRow(m *reader, r *Result) error {
 	prefix := string(values[controlPrefix])
 	switch {
 	case prefix == relay.ClusterPrefix && d.tx.cluster != 0:
-		r.Malformed = d.clusterRow(values[controlContent])
+		if err := d.clusterRow(values[controlContent]); err != nil {
+			return &outbox.Fault{Class: outbox.Fatal, Code: CodeClusterRow, Hint: hintClusterRow,
+				Message: fmt.Sprintf("a row of control table %s, by which the clusters agree on who publishes "+
+					"what, can't be read", d.cfg.Mapping.Control), Err: err}
+		}
 		return nil
 	case d.tx.foreign: // of what another cluster says to its own outflow nothing counts here
 		return nil
@@ -114,9 +119,16 @@ const (
 	maxClusterRows = 16  // in a transaction: an outflow writes one or two
 )
 
-// clusterRow takes note of what a cluster says to the others. The result is not nil if it can't be read as
-// that, or is not by the cluster that it came from: the order of its rows would say nothing.
-func (d *Decoder) clusterRow(content []byte) (malformed error) {
+// CodeClusterRow is the code of the fault of a cluster row that can't be read, or is not by the cluster that
+// it came from. Whoever passes one over may publish what another cluster does.
+const CodeClusterRow = "cluster_row"
+
+const hintClusterRow = "If another cluster runs a newer Outflow, run that one here too. Otherwise somebody " +
+	"else writes into the control table, or its rows come by another way than from the cluster that wrote them"
+
+// clusterRow takes note of what a cluster says to the others. An error says that it can't be read, or that
+// its order among the rows of its cluster says nothing.
+func (d *Decoder) clusterRow(content []byte) error {
 	switch {
 	case len(content) > maxClusterRow:
 		return fmt.Errorf("cluster row of more than %d bytes", maxClusterRow)

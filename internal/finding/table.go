@@ -88,6 +88,11 @@ var table = []Finding{
 		Hint: "Mend what the message names, or leave cluster.subscription out: the home publishes its " +
 			"rows itself.",
 		Runbook: "[What a subscription must be](clusters.md#the-rows-of-another-cluster)."},
+	{Code: "cluster_row", Severity: Critical, Classes: fatal,
+		Title: "A row by which clusters agree on who publishes what can't be read",
+		Hint: "If another cluster runs a newer Outflow, run that one here too. Otherwise somebody else " +
+			"writes into the control table, or its rows come by another way than from the cluster that " +
+			"wrote them."},
 	{Code: "cluster_mesh", Severity: Error,
 		Title: "The clusters do not replicate the outbox from each to each other one",
 		Hint: "Each cluster needs a subscription with `origin = none` from each of the others, and " +
