@@ -14,6 +14,9 @@ type Config struct {
 	// no transactions that were replicated from elsewhere; PostgreSQL 14 and 15 send them all the same, with
 	// their origin
 	OwnOnly bool
+	// Cluster is the cluster.id where several clusters write into the control table: each replaces its own
+	// rows there. 0: there is one writer, and a row replaces each one before it.
+	Cluster int
 	Logger  *slog.Logger
 }
 
@@ -31,4 +34,6 @@ var (
 	ErrSlotInUse = errors.New("the replication slot is in use")
 	// ErrClosed says that the session was ended from our side, by Stop or Close.
 	ErrClosed = errors.New("the replication session is closed")
+	// ErrLate says that a row was not written, because the time until which it had to be was over.
+	ErrLate = errors.New("it was too late to write the row")
 )

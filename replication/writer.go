@@ -2,8 +2,11 @@ package replication
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -56,6 +59,16 @@ func (w *Writer) Watermark(ctx context.Context, mark relay.Watermark) error {
 	return nil
 }
 
+// ClusterRow writes what this cluster says to the others into the control table, not later than until, by the
+// server's clock: then the error is ErrLate. After any other error it is not known whether it was written, or
+// still will be by then.
+func (w *Writer) ClusterRow(ctx context.Context, row relay.ClusterRow, until time.Time) error {
+	if err := w.control(ctx, relay.ClusterPrefix, row.Content(), until); err != nil {
+		return fmt.Errorf("write a cluster row (%v): %w", row.Kind, err)
+	}
+	return nil
+}
+
 // Check makes sure that what is written arrives in the WAL of that server and database.
 func (w *Writer) Check(ctx context.Context, server relay.ServerState) error {
 	var system, database string
@@ -101,8 +114,9 @@ func (w *Writer) disconnect() {
 }
 
 // control writes a row of the control table, in place of the one before it: each is of use only as an insert
-// in the WAL. It says what emit would say, to those as well to whom the table is replicated.
-func (w *Writer) control(ctx context.Context, prefix, content string) error {
+// in the WAL. It says what emit would say, to those as well to whom the table is replicated. After until,
+// unless that is zero, nothing is written: the server's clock is read before, and decides.
+func (w *Writer) control(ctx context.Context, prefix, content string, until time.Time) error {
 	schema, name, err := catalog.SplitTable(w.cfg.Control)
 	if err != nil {
 		return err
@@ -111,19 +125,55 @@ func (w *Writer) control(ctx context.Context, prefix, content string) error {
 	if err != nil {
 		return err
 	}
-	table := pgx.Identifier{schema, name}.Sanitize()
+	table, outbox := pgx.Identifier{schema, name}.Sanitize(), outboxSchema+"."+outboxName
 	err = w.do(ctx, func(c *pgx.Conn) error {
+		if w.cfg.Cluster != 0 {
+			return w.replaceOwn(ctx, c, table, outbox, prefix, content, until)
+		}
 		_, err := c.Exec(ctx, `WITH gone AS (
 				DELETE FROM `+table+` WHERE outbox OPERATOR(pg_catalog.=) $1::pg_catalog.text
 			)
 			INSERT INTO `+table+` (outbox, prefix, content)
 			SELECT $1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text
 			FROM (SELECT pg_catalog.set_config('synchronous_commit', 'local', true) OFFSET 0) s`,
-			outboxSchema+"."+outboxName, prefix, content)
+			outbox, prefix, content)
 		return err
 	})
 	if postgres.SQLState(err) == stateReadOnly {
 		return writeStandby(err)
+	}
+	return err
+}
+
+// replaceOwn writes a row in place of the one that this outflow of this cluster wrote before. Those of others
+// stay: they replace them themselves, and a row that two clusters delete is a conflict on both. The delete
+// comes first, as the row has the same key, and as it may wait for a lock; then the clock is read.
+func (w *Writer) replaceOwn(ctx context.Context, c *pgx.Conn, table, outbox, prefix, content string,
+	until time.Time) error {
+	var by *time.Time
+	if !until.IsZero() {
+		var now time.Time
+		if err := c.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&now); err != nil {
+			return err
+		}
+		now = now.Add(time.Until(until)) // it was read before, so this is not later than until
+		by = &now
+	}
+	key := sha256.Sum256(fmt.Appendf(nil, "%d %q %q", w.cfg.Cluster, w.cfg.Slot, outbox))
+	done, err := c.Exec(ctx, `WITH gone AS (
+			DELETE FROM `+table+` WHERE id OPERATOR(pg_catalog.=) $4::pg_catalog.text::pg_catalog.uuid
+			RETURNING id
+		)
+		INSERT INTO `+table+` (id, outbox, prefix, content)
+		SELECT $4::pg_catalog.text::pg_catalog.uuid, $1::pg_catalog.text, $2::pg_catalog.text,
+			$3::pg_catalog.text
+		FROM (SELECT pg_catalog.count(*) AS n FROM gone) g,
+			(SELECT pg_catalog.set_config('synchronous_commit', 'local', true) OFFSET 0) s
+		WHERE g.n OPERATOR(pg_catalog.<=) 1 AND ($5::pg_catalog.timestamptz IS NULL
+			OR pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<) $5::pg_catalog.timestamptz)`,
+		outbox, prefix, content, hex.EncodeToString(key[:16]), by)
+	if err == nil && done.RowsAffected() == 0 {
+		return ErrLate
 	}
 	return err
 }
@@ -144,7 +194,7 @@ func writeStandby(err error) error {
 // else.
 func (w *Writer) emit(ctx context.Context, prefix, content string) error {
 	if w.cfg.Control != "" {
-		return w.control(ctx, prefix, content)
+		return w.control(ctx, prefix, content, time.Time{})
 	}
 	var lsn *string
 	err := w.do(ctx, func(c *pgx.Conn) error {
