@@ -28,15 +28,15 @@ func (r *Record) WithLeft(l relay.Left) (*Record, error) {
 	n := len(c.Left)
 	switch {
 	case n > 0 && (l.Before(c.Left[n-1]) || l.To < c.Left[n-1].To):
-		return nil, fmt.Errorf("what is left up to %v behind %v goes back behind what the record of slot %s "+
-			"has, up to %v behind %v", l.To, l.Due, r.Slot, c.Left[n-1].To, c.Left[n-1].Due)
+		return nil, fmt.Errorf("what is left up to %v behind %v goes back behind what the record of slot "+
+			"%s has, up to %v behind %v", l.To, l.Due, r.Slot, c.Left[n-1].To, c.Left[n-1].Due)
 	case n > 0 && l.To == c.Left[n-1].To:
 		return r, nil
 	case n > 0 && !c.Left[n-1].Before(l):
 		c.Left[n-1].To = l.To
 	case n == maxLeft:
-		return nil, fmt.Errorf("the checkpoint record of slot %s lists %d ranges that others publish, the most "+
-			"that it may have: they go with its checkpoints", r.Slot, n)
+		return nil, fmt.Errorf("the checkpoint record of slot %s lists %d ranges that others publish, the "+
+			"most that it may have: they go with its checkpoints", r.Slot, n)
 	default:
 		c.Left = append(c.Left, l)
 	}

@@ -77,8 +77,10 @@ func TestWhatIsLeftOnlyGrows(t *testing.T) {
 		add  relay.Left
 		want []relay.Left // nil: refused
 	}{
-		"more":                      {relay.Left{Due: 0x1800, N: 1, To: 0x2000}, []relay.Left{first, last, {Due: 0x1800, N: 1, To: 0x2000}}},
-		"more, and nothing between": {relay.Left{Due: 0x1800, To: 0x2000}, []relay.Left{first, {Due: 0x1800, To: 0x2000}}},
+		"more": {relay.Left{Due: 0x1800, N: 1, To: 0x2000},
+			[]relay.Left{first, last, {Due: 0x1800, N: 1, To: 0x2000}}},
+		"more, and nothing between": {relay.Left{Due: 0x1800, To: 0x2000},
+			[]relay.Left{first, {Due: 0x1800, To: 0x2000}}},
 		"the same":                  {last, []relay.Left{first, last}},
 		"the same, later":           {relay.Left{Due: 0x1900, To: 0x1F00}, []relay.Left{first, last}},
 		"behind an earlier message": {relay.Left{Due: 0x17FF, N: 9, To: 0x2000}, nil},

@@ -78,9 +78,9 @@ func (d *Decoder) controlRow(m *reader, r *Result) error {
 	switch {
 	case prefix == relay.ClusterPrefix && d.tx.cluster != 0:
 		if err := d.clusterRow(values[controlContent]); err != nil {
-			return &outbox.Fault{Class: outbox.Fatal, Code: CodeClusterRow, Hint: hintClusterRow,
-				Message: fmt.Sprintf("a row of control table %s, by which the clusters agree on who publishes "+
-					"what, can't be read", d.cfg.Mapping.Control), Err: err}
+			return &outbox.Fault{Class: outbox.Fatal, Code: CodeClusterRow, Hint: hintClusterRow, Err: err,
+				Message: fmt.Sprintf("a row of control table %s, by which the clusters agree on who "+
+					"publishes what, can't be read", d.cfg.Mapping.Control)}
 		}
 		return nil
 	case d.tx.foreign: // of what another cluster says to its own outflow nothing counts here
@@ -124,7 +124,8 @@ const (
 const CodeClusterRow = "cluster_row"
 
 const hintClusterRow = "If another cluster runs a newer Outflow, run that one here too. Otherwise somebody " +
-	"else writes into the control table, or its rows come by another way than from the cluster that wrote them"
+	"else writes into the control table, or its rows come by another way than from the cluster that wrote " +
+	"them"
 
 // clusterRow takes note of what a cluster says to the others. An error says that it can't be read, or that
 // its order among the rows of its cluster says nothing.

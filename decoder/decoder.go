@@ -72,7 +72,8 @@ type Result struct {
 	// Config.Clusters, whatever else of its transactions is an input. They are the caller's.
 	ClusterRows []relay.ClusterRow
 	// Malformed says that a transactional message was meant as a change of this slot's settings, or a
-	// control row as a watermark, and can't be read as one: it is malformed or of an unknown version. It is no input: to be counted and logged. Kind is Nothing then.
+	// control row as a watermark, and can't be read as one: it is malformed or of an unknown version. It is
+	// no input: to be counted and logged. Kind is Nothing then.
 	Malformed error
 	Ignored   Ignored // it is no input either
 	// Missing says that the rows that follow lack a mapped column. Events of them are marked as such, unless

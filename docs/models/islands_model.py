@@ -46,7 +46,6 @@ MUTATIONS = {
     "silent": "a home that waits for echoes gives no signs of life",
     "soon": "a home that starts again says no hello, however long it was away",
     "still": "a home that starts again soon does not wait for the echoes that it waited for",
-    "gone": "a home that has yielded and starts again soon says no hello",
     "late": "a claim counts behind its writer's echo of a later hello",
     "slow": "a claim may be committed at any later time",
     "forget": "what was claimed and could not be published is forgotten",
@@ -133,10 +132,9 @@ class World:
         if bent != "fresh":
             c.ended = -1 << 30
             c.seen, c.yielded = [c.heard(s)] * s.n, [None if y is None else c.heard(s) for y in c.yielded]
-        if (s.now - c.signed >= s.delay / 2 and bent != "soon") or c.gave and bent != "gone": return s.hello(c)
+        if (s.now - c.signed >= s.delay / 2 and bent != "soon") or c.gave: return s.hello(c)
         s.count["soon"] += 1
         if bent == "still": c.echoes = None
-        c.gave = False
         s.sign(c)
 
     def sign(s, c):

@@ -191,10 +191,13 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 			hello: 9},
 		"after one that said hello": {before: []read{{sign, 200}, {later, 205}}, after: []read{{sign, 210}},
 			may: Wait, hello: 8},
-		"after a yield":               {before: []read{{yield, 120}}, after: []read{{sign, 130}}, may: Wait, hello: 9},
-		"a yield was on its way":      {after: []read{{sign, 120}, {yield, 130}}, may: Wait, hello: 9},
-		"a hello was on its way":      {after: []read{{sign, 120}, {later, 130}}, may: Wait, hello: 8},
-		"both, and the yield is over": {after: []read{{sign, 120}, {later, 130}, {yield, 140}}, may: Wait, hello: 8},
+		"after a yield": {before: []read{{yield, 120}}, after: []read{{sign, 130}}, may: Wait,
+			hello: 9},
+		"a yield was on its way": {after: []read{{sign, 120}, {yield, 130}}, may: Wait, hello: 9},
+		"a hello was on its way": {after: []read{{sign, 120}, {later, 130}}, may: Wait, hello: 8},
+		"a hello ends a yield": {after: []read{{sign, 120}, {later, 130}, {yield, 140}}, may: Wait,
+			hello: 8},
+		"the same hello twice": {after: []read{{sign, 120}, {hello, 130}}, may: Publish, hello: 7},
 	} {
 		h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
 		h.Start(7, 0)

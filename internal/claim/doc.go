@@ -10,8 +10,8 @@
 //
 // # What the driver owes
 //
-//   - Everything that was read from the WAL goes in, once and in its order: of a Home the cluster rows, of a
-//     Reader also the home's commits with events.
+//   - Everything that was read from the WAL goes in, once and in its order: of a Home the cluster rows, with
+//     where and when they were committed, of a Reader also the home's commits with events.
 //   - Rows are written by one writer, one after the other. One that isn't committed within a quarter of the
 //     delay is never committed: its statement asks the server's clock.
 //   - Whether a row was committed is known when it is read in the WAL, and not before. A write that failed,
@@ -23,5 +23,5 @@
 //   - While its NATS can't be reached, a Reader is not told that the WAL is read to its end: it claims
 //     nothing.
 //   - A hello has a greater number than each one before of the same home, also one that may still be on its
-//     way.
+//     way. Each start takes one, whether it says hello or not.
 package claim

@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -142,7 +143,7 @@ func (t *Truth) expect(cfg Config) (*expectation, error) {
 	x.held = o.remains()
 	for i := range x.messages {
 		if len(cfg.Left) > 0 && x.messages[i].window.sort == ByGap {
-			return nil, fmt.Errorf("what is left to others in gap mode can't be judged: it remembers messages")
+			return nil, errors.New("gap mode remembers messages: what is left to others can't be judged")
 		}
 	}
 	return x, nil
