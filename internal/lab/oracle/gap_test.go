@@ -1,7 +1,6 @@
 package oracle
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -25,19 +24,19 @@ func TestTheModelAndTheJudgeAgree(t *testing.T) {
 	if err != nil {
 		tier.Missing(t, "python", "the model of gap mode needs python3: %v", err)
 	}
-	var in, out bytes.Buffer
-	scenes := make([]gapScene, *gapTrials)
-	for seed := range scenes {
-		scenes[seed] = randomGapScene(rand.New(rand.NewPCG(uint64(seed), 7)))
-		must.Succeed(t, json.NewEncoder(&in).Encode(scenes[seed].forModel()))
-	}
 	cmd := exec.CommandContext(t.Context(), python,
 		filepath.Join("..", "..", "..", "docs", "models", "gap_model.py"), "order")
-	cmd.Stdin, cmd.Stdout = &in, &out
-	must.Succeed(t, cmd.Run())
-	results := json.NewDecoder(&out)
+	in, err := cmd.StdinPipe()
+	must.Succeed(t, err)
+	out, err := cmd.StdoutPipe()
+	must.Succeed(t, err)
+	cmd.Stderr = t.Output()
+	must.Succeed(t, cmd.Start())
+	scenes, results := json.NewEncoder(in), json.NewDecoder(out)
 	held, late := 0, 0
-	for seed, s := range scenes {
+	for seed := range uint64(*gapTrials) {
+		s, _ := gapSceneOf(seed)
+		must.Succeed(t, scenes.Encode(s.forModel()))
 		var want struct{ Messages [][]any }
 		must.Succeed(t, results.Decode(&want))
 		o := newOrder(s.first, false)
@@ -67,12 +66,22 @@ func TestTheModelAndTheJudgeAgree(t *testing.T) {
 			t.Fatalf("seed %d: %d messages, the model has %d", seed, n, len(want.Messages))
 		}
 	}
-	if held < len(scenes) || late < len(scenes) {
+	must.Succeed(t, in.Close())
+	must.Succeed(t, cmd.Wait())
+	t.Logf("%d WALs: %d held, %d late", *gapTrials, held, late)
+	if held < *gapTrials || late < *gapTrials {
 		t.Errorf("%d held, %d late: too few of something", held, late)
 	}
 }
 
 func (l LSN) number() uint64 { return uint64(l) }
+
+// gapSceneOf is the scene of a seed, the same one in each test: what the judge is to the model, package
+// reorder is to the judge.
+func gapSceneOf(seed uint64) (gapScene, *rand.Rand) {
+	r := rand.New(rand.NewPCG(seed, 7))
+	return randomGapScene(r), r
+}
 
 // gapScene is a random WAL with the settings that it begins with.
 type gapScene struct {

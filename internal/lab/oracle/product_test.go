@@ -1,7 +1,6 @@
 package oracle
 
 import (
-	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
@@ -15,9 +14,9 @@ import (
 // on from a checkpoint and from the counters of the messages before it.
 func TestTheProductAndTheJudgeAgree(t *testing.T) {
 	t.Parallel()
+	files, resumed := scratch(t.TempDir()), 0
 	for seed := range uint64(*gapTrials) {
-		r := rand.New(rand.NewPCG(seed, 8))
-		s := randomGapScene(r)
+		s, r := gapSceneOf(seed)
 		var want []string
 		o := newOrder(s.first, false)
 		for _, x := range s.wal {
@@ -30,7 +29,7 @@ func TestTheProductAndTheJudgeAgree(t *testing.T) {
 				want = append(want, h.String())
 			}
 		}
-		p := product{scratch: scratch(t.TempDir()), wal: s.wal}
+		p := product{scratch: files, wal: s.wal}
 		made, points := p.run(t, relay.Checkpoint{Settings: s.first.product()}, nil)
 		for i := range max(len(made), len(want)) {
 			if i >= min(len(made), len(want)) || made[i] != want[i] {
@@ -42,11 +41,13 @@ func TestTheProductAndTheJudgeAgree(t *testing.T) {
 		for range min(3, len(points)) {
 			c := points[r.IntN(len(points))]
 			rest, _ := p.run(t, c, p.counters[:c.Seq])
+			resumed++
 			if !slices.Equal(rest, want[c.Seq:]) {
 				t.Fatalf("seed %d: from %+v comes\n%v, want\n%v", seed, c, rest, want[c.Seq:])
 			}
 		}
 	}
+	t.Logf("%d WALs, gone on %d times", *gapTrials, resumed)
 }
 
 type scratch string
