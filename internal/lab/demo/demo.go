@@ -45,6 +45,7 @@ type Load struct {
 	Stall    time.Duration // how long the longest stalls are
 	Every    int           // one of so many transactions stalls that long
 	Rollback bool          // one transaction is rolled back
+	Spans    bool          // counters are clocks from 0 that advance by the characters of an operation
 	Bound    time.Duration // reorder.bound
 	Cold     time.Duration // reorder.cold
 }
@@ -59,6 +60,7 @@ var DefaultLoad = Load{Notes: 200, InARow: 4, Stall: time.Second, Every: 1000, R
 
 const (
 	table  = "outbox"
+	span   = "span" // column, with Load.Spans
 	stream = "OUTBOX"
 
 	killAt      = 0.4 // of the trace has been written
@@ -92,6 +94,7 @@ type mode struct {
 	reader    *reader
 	judgement oracle.Judgement
 	added     []time.Duration // what ordering added to the latency of each message, ascending
+	inVain    []time.Duration // and how much of that no exact order needs, ascending
 }
 
 // newModes returns one for each mode. The last one's messages are shown.
@@ -100,13 +103,17 @@ func newModes(l Load) []*mode {
 	commit.Horizon, commit.Sort = 0, oracle.ByCommit
 	gap.Horizon, gap.Sort, gap.Gap = 0, oracle.ByGap, oracle.DefaultGap
 	gap.Gap.Bound, gap.Gap.Cold = l.Bound, l.Cold
+	if l.Spans {
+		gap.Gap.First = 0
+	}
 	return []*mode{
 		{name: "commit order", settings: commit,
 			environ: []string{"OUTFLOW_REORDER_HORIZON=0s", "OUTFLOW_REORDER_SORT=commit"}},
 		{name: "horizon", settings: oracle.DefaultSettings},
 		{name: "gap mode", settings: gap,
 			environ: []string{"OUTFLOW_REORDER_MODE=gap", "OUTFLOW_REORDER_BOUND=" + l.Bound.String(),
-				"OUTFLOW_REORDER_COLD=" + l.Cold.String()}},
+				"OUTFLOW_REORDER_COLD=" + l.Cold.String(),
+				fmt.Sprint("OUTFLOW_REORDER_FIRST_COUNTER=", gap.Gap.First)}},
 	}
 }
 
@@ -215,7 +222,11 @@ func (d *demo) play(ctx context.Context) (good bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	truth := oracle.NewReader(oracle.Source{Slot: d.slot("truth")})
+	source := oracle.Source{Slot: d.slot("truth"), Columns: oracle.DefaultColumns}
+	if d.Spans {
+		source.Columns.Span = span
+	}
+	truth := oracle.NewReader(source)
 	if err := d.withConn(ctx, func(conn *pgx.Conn) error {
 		return oracle.CreateSlot(ctx, conn, d.slot("truth"))
 	}); err != nil {
@@ -307,7 +318,7 @@ func (d *demo) judge(ctx context.Context) error {
 			oracle.Config{Slot: m.streamer.slot,
 				Start: m.began, Settings: m.settings, Timeline: timeline})
 		if err == nil {
-			m.added, err = m.reader.added(d.truth.Truth())
+			m.added, m.inVain, err = m.reader.added(d.truth.Truth())
 		}
 		if err != nil {
 			return err

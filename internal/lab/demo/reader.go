@@ -28,10 +28,16 @@ type reader struct {
 	begun time.Time
 
 	undisturbed []time.Duration // ascending, at the end
-	windows     [][2]oracle.LSN // of each message: its transaction, and what closed its window
+	windows     []window
 	seen        map[string]bool
 	newest      map[[2]string]int64 // the highest counter of each document and actor
 	late        int                 // messages behind one with a higher counter
+}
+
+// window says of a message which operation it is, which transaction wrote it, and which let it go.
+type window struct {
+	op       int
+	at, thru oracle.LSN
 }
 
 func newReader(m *mode, w *writers, s *screen, shows bool) *reader {
@@ -73,8 +79,8 @@ func (r *reader) run(ctx context.Context, want int, quiet time.Duration) error {
 func (r *reader) message(number int, msg jetstream.Msg, h *outbox.Header) {
 	now := time.Now()
 	r.seen[h.ID] = true
-	r.windows = append(r.windows, [2]oracle.LSN{oracle.LSN(h.Pos.LSN), oracle.LSN(h.Thru)})
 	n := r.byKey[[2]string{strings.TrimPrefix(msg.Subject(), "outbox."), h.Key}]
+	r.windows = append(r.windows, window{n, oracle.LSN(h.Pos.LSN), oracle.LSN(h.Thru)})
 	op := &r.w.ops[n]
 	sequence := [2]string{op.Doc, op.Actor}
 	if op.Counter < r.newest[sequence] {
@@ -111,18 +117,39 @@ func (r *reader) mark(down bool) {
 	}
 }
 
-// added is how long ordering made each message wait, ascending, by the commit times in the WAL: the machine's
-// speed is not in it.
-func (r *reader) added(t *oracle.Truth) (all []time.Duration, err error) {
+// added is how long ordering made each message wait, by the commit times in the WAL: the machine's speed is
+// not in it. inVain is how much of that came after all operations before it in its sequence had committed,
+// for which any exact order waits. Both ascend.
+func (r *reader) added(t *oracle.Truth) (added, inVain []time.Duration, err error) {
+	from := r.complete()
 	for _, w := range r.windows {
-		d, ok := t.Between(w[0], w[1])
-		if !ok {
-			return nil, fmt.Errorf("%s: the WAL has no transactions at %v and %v", r.mode.name, w[0], w[1])
+		a, ok := t.Between(w.at, w.thru)
+		v, also := t.Between(min(from[w.op], w.thru), w.thru) // commit times need not ascend
+		if !ok || !also {
+			return nil, nil, fmt.Errorf("%s: the WAL has no transactions at %v, %v and %v", r.mode.name, w.at,
+				from[w.op], w.thru)
 		}
-		all = append(all, max(0, d))
+		added, inVain = append(added, max(0, a)), append(inVain, max(0, v))
 	}
-	slices.Sort(all)
-	return all, nil
+	slices.Sort(added)
+	slices.Sort(inVain)
+	return added, inVain, nil
+}
+
+// complete says of each operation with which transaction all of its sequence up to it had committed, those
+// that never did left out.
+func (r *reader) complete() []oracle.LSN {
+	all := make([]oracle.LSN, len(r.w.ops))
+	for _, w := range r.windows {
+		all[w.op] = w.at
+	}
+	last := map[[2]string]oracle.LSN{}
+	for i, op := range r.w.ops { // the counters of a sequence ascend
+		sequence := [2]string{op.Doc, op.Actor}
+		all[i] = max(all[i], last[sequence])
+		last[sequence] = all[i]
+	}
+	return all
 }
 
 // quantile of ascending values.

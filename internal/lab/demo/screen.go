@@ -71,6 +71,7 @@ func (s *screen) verdict(modes []*mode, load Load, took time.Duration) (good boo
 		return func(m *mode) any { return fmt.Sprintf("%.2f ms", quantile(of(m), q).Seconds()*1000) }
 	}
 	added := func(m *mode) []time.Duration { return m.added }
+	inVain := func(m *mode) []time.Duration { return m.inVain }
 	latency := func(m *mode) []time.Duration { return m.reader.undisturbed }
 	row("", func(m *mode) any { return m.name }, "")
 	row("committed", func(m *mode) any { return m.judgement.Events }, "events in the WAL")
@@ -92,6 +93,10 @@ func (s *screen) verdict(modes []*mode, load Load, took time.Duration) (good boo
 		note = fmt.Sprintf("gap mode waits reorder.bound (%v) for the counter that never comes", load.Bound)
 	}
 	row("added most", at(1, added), "%s", note)
+	row("in vain p50", at(.5, inVain), "of that, after all before it of the same person in the same note had "+
+		"committed")
+	row("in vain p99", at(.99, inVain), "")
+	row("in vain most", at(1, inVain), "")
 	row("latency p50", at(.5, latency), "commit's return to consumer, while outflow was alive")
 	row("latency p99", at(.99, latency), "")
 	s.line("\n%.0f events/s for %v, at the writers' pace, through each", float64(modes[0].judgement.Events)/

@@ -48,6 +48,9 @@ func (s *streamer) command(ctx context.Context, name string) *exec.Cmd {
 		"OUTFLOW_POSTGRES_URL="+s.d.pgURL, "OUTFLOW_NATS_URL="+s.mode.nats.URL(), "OUTFLOW_SLOT="+s.slot,
 		"OUTFLOW_STREAM="+stream,
 		"OUTFLOW_TABLE="+table, "OUTFLOW_LISTEN="+s.listen, "OUTFLOW_SINK_DURABLE_AFTER=2s")
+	if s.d.Spans {
+		cmd.Env = append(cmd.Env, "OUTFLOW_COLUMNS_SPAN="+span)
+	}
 	cmd.Env = append(cmd.Env, s.mode.environ...)
 	return cmd
 }

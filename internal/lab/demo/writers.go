@@ -41,8 +41,17 @@ const (
 	lost       = 0.6 // of the trace is written: a transaction is rolled back
 )
 
-// typed are the operations, in the order in which they are written.
+// typed are the operations, in the order in which they are written, with the counters that they get.
 func (l *Load) typed() (ops []recording.Op, err error) {
+	if ops, err = l.operations(); err == nil && l.Spans {
+		for i := range ops {
+			ops[i].Counter = ops[i].Clock
+		}
+	}
+	return ops, err
+}
+
+func (l *Load) operations() (ops []recording.Op, err error) {
 	if l.Notes == 0 {
 		return recorded()
 	}
@@ -161,12 +170,9 @@ func (w *writers) write(ctx context.Context, conn *pgx.Conn, t transaction) erro
 	if err != nil {
 		return err
 	}
-	for _, op := range w.ops[t.from:t.to] {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+
-			" (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)",
-			op.Doc, op.Actor, op.Counter, string(op.Payload))
-		if err != nil {
-			return fmt.Errorf("insert operation %d: %w", op.T, err)
+	for i := t.from; i < t.to; i++ {
+		if err := w.insert(ctx, tx, &w.ops[i]); err != nil {
+			return fmt.Errorf("insert operation %d: %w", w.ops[i].T, err)
 		}
 	}
 	if err := sleep(ctx, t.pause); err != nil {
@@ -184,6 +190,20 @@ func (w *writers) write(ctx context.Context, conn *pgx.Conn, t transaction) erro
 		w.committed[i].Store(now)
 	}
 	w.done.Add(int64(t.to - t.from))
+	return err
+}
+
+func (w *writers) insert(ctx context.Context, tx pgx.Tx, op *recording.Op) error {
+	columns, values := "doc_id, actor_id, counter, payload", "$1, $2, $3, $4"
+	row := []any{op.Doc, op.Actor, op.Counter, string(op.Payload)}
+	if w.load.Spans {
+		n, err := op.Span()
+		if err != nil {
+			return err
+		}
+		columns, values, row = columns+", "+span, values+", $5", append(row, n)
+	}
+	_, err := tx.Exec(ctx, "INSERT INTO "+table+" ("+columns+") VALUES ("+values+")", row...)
 	return err
 }
 

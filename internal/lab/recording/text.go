@@ -16,26 +16,39 @@ type Text struct {
 // Apply applies the payload of one operation. After an error the text is the one that the valid part of the
 // payload gave.
 func (t *Text) Apply(payload []byte) error {
-	var splices [][3]json.RawMessage
-	if err := json.Unmarshal(payload, &splices); err != nil {
-		return fmt.Errorf("payload: %w", err)
-	}
+	splices, err := readSplices(payload)
 	for _, s := range splices {
-		var at, deleted int
-		var inserted string
-		for i, into := range []any{&at, &deleted, &inserted} {
-			if err := json.Unmarshal(s[i], into); err != nil {
-				return fmt.Errorf("payload %s: %w", payload, err)
-			}
-		}
-		if at < 0 || deleted < 0 || at+deleted > t.Len() {
+		if s.at < 0 || s.deleted < 0 || s.at+s.deleted > t.Len() {
 			return fmt.Errorf("payload %s: the text has %d code points", payload, t.Len())
 		}
-		t.moveGap(at)
-		t.after = t.after[:len(t.after)-deleted]
-		t.before = append(t.before, []rune(inserted)...)
+		t.moveGap(s.at)
+		t.after = t.after[:len(t.after)-s.deleted]
+		t.before = append(t.before, []rune(s.inserted)...)
 	}
-	return nil
+	return err
+}
+
+// splice is a part of an operation.
+type splice struct {
+	at, deleted int
+	inserted    string
+}
+
+// readSplices reads a payload. With an error it returns those before what is wrong.
+func readSplices(payload []byte) ([]splice, error) {
+	var raw [][3]json.RawMessage
+	if err := json.Unmarshal(payload, &raw); err != nil {
+		return nil, fmt.Errorf("payload: %w", err)
+	}
+	all := make([]splice, len(raw))
+	for n, r := range raw {
+		for i, into := range []any{&all[n].at, &all[n].deleted, &all[n].inserted} {
+			if err := json.Unmarshal(r[i], into); err != nil {
+				return all[:n], fmt.Errorf("payload %s: %w", payload, err)
+			}
+		}
+	}
+	return all, nil
 }
 
 // Len returns the number of code points.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"unicode/utf8"
 )
 
 //go:embed data
@@ -28,8 +29,18 @@ type Op struct {
 	Doc     string
 	Actor   string
 	Counter int64  // 1, 2, 3 ... for each actor of a document, without gaps
+	Clock   int64  // from 0, Span more with each operation of the actor, as libraries that count characters do
 	T       int    // index in the order of arrival, from 0
 	Payload []byte // JSON: a list of [position, deleted, inserted]
+}
+
+// Span returns how many characters the operation deletes and inserts: so many of the clock it takes.
+func (op *Op) Span() (n int64, err error) {
+	splices, err := readSplices(op.Payload)
+	for _, s := range splices {
+		n += int64(s.deleted + utf8.RuneCountInString(s.inserted))
+	}
+	return n, err
 }
 
 // Names returns the names that Load takes.
@@ -72,13 +83,14 @@ func load(name string) ([]Op, error) {
 			Doc     string          `json:"doc_id"`
 			Actor   string          `json:"actor_id"`
 			Counter int64           `json:"counter"`
+			Clock   int64           `json:"clock"`
 			T       int             `json:"t"`
 			Op      json.RawMessage `json:"op"`
 		}
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			return nil, fmt.Errorf("trace %s, line %d: %w", name, len(ops)+1, err)
 		}
-		ops = append(ops, Op{line.Doc, line.Actor, line.Counter, line.T, line.Op})
+		ops = append(ops, Op{line.Doc, line.Actor, line.Counter, line.Clock, line.T, line.Op})
 	}
 	return ops, lines.Err()
 }

@@ -36,12 +36,17 @@ func TestTracesAreTheRecordedOnes(t *testing.T) {
 		}
 		ops, err := Load(name)
 		must.Succeed(t, err)
-		last := map[string]int64{}
+		last, clock := map[string]int64{}, map[string]int64{}
 		for i, op := range ops {
-			if op.Doc != name || op.T != i || op.Counter != last[op.Actor]+1 || len(op.Payload) == 0 {
-				t.Fatalf("%s: operation %d is %+v after counter %d", name, i, op, last[op.Actor])
+			span, err := op.Span()
+			must.Succeed(t, err)
+			if op.Doc != name || op.T != i || op.Counter != last[op.Actor]+1 || len(op.Payload) == 0 ||
+				op.Clock != clock[op.Actor] || span < 1 {
+				t.Fatalf("%s: operation %d is %+v after counter %d, clock %d", name, i, op, last[op.Actor],
+					clock[op.Actor])
 			}
 			last[op.Actor] = op.Counter
+			clock[op.Actor] += span
 		}
 		if len(ops) != want.Ops || len(last) != want.Actors {
 			t.Errorf("%s: %d operations of %d actors, want %d of %d", name, len(ops), len(last), want.Ops,

@@ -111,6 +111,7 @@ func TestTheDemoShowsItsVerdictAndLeavesNothing(t *testing.T) {
 		`ROLLBACK`, `kill -9`, `started again`, `commit order +horizon +gap mode`,
 		`committed( +25599){3}`, `published( +25599){3}`, `missing( +0){3}\b`, `repeated( +0){3}\b`,
 		`misplaced( +0){3}\b`, `late +\d+ +\d+ +0\b`, `added p50( +[\d.]+ ms){3}`,
+		`in vain p99( +[\d.]+ ms){2} +0.00 ms`,
 		`latency p99( +[\d.]+ ms){3}`,
 		`[\d.]+ events/s`,
 	} {
