@@ -121,7 +121,9 @@ func (s *Server) command(ctx context.Context, name string, args ...string) *exec
 			cmd.Env = append(cmd.Env, kv)
 		}
 	}
-	cmd.Env = append(cmd.Env, "LC_ALL=C", "TZ=UTC")
+	// With LD_BIND_NOW symbols are looked up once, by the postmaster: each backend, a fork of it, would do so
+	// again for those that only backends use.
+	cmd.Env = append(cmd.Env, "LC_ALL=C", "TZ=UTC", "LD_BIND_NOW=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.runAs.credential()}
 	return cmd
 }

@@ -1,9 +1,11 @@
 package pgserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -161,6 +163,7 @@ func (s *Server) Restore(from string) error {
 // copyTree copies a data folder, for a user. Files that are gone when they are reached were temporary; skip
 // leaves out more.
 func copyTree(from, to string, owner *identity, skip func(path string) bool) error {
+	block := make([]byte, len(zeros))
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) && path != from {
 			return nil
@@ -183,12 +186,8 @@ func copyTree(from, to string, owner *identity, skip func(path string) bool) err
 		case d.IsDir():
 			err = os.Mkdir(target, 0o700)
 		case d.Type().IsRegular():
-			var content []byte
-			if content, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
+			if err = copySparse(path, target, block); errors.Is(err, fs.ErrNotExist) {
 				return nil
-			}
-			if err == nil {
-				err = os.WriteFile(target, content, 0o600)
 			}
 		default:
 			return fmt.Errorf("%s is neither a file nor a folder", path)
@@ -198,4 +197,36 @@ func copyTree(from, to string, owner *identity, skip func(path string) bool) err
 		}
 		return err
 	})
+}
+
+var zeros [64 << 10]byte
+
+// copySparse copies a file, by blocks of that size, and leaves holes where a block has zeros only: that is
+// most of a WAL segment of a new server, which has 16 MB.
+func copySparse(from, to string, block []byte) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	var size int64
+	for {
+		n, err := io.ReadFull(in, block)
+		if n > 0 && !bytes.Equal(block[:n], zeros[:n]) {
+			if _, err := out.WriteAt(block[:n], size); err != nil {
+				return errors.Join(err, out.Close())
+			}
+		}
+		size += int64(n)
+		switch {
+		case err == io.EOF || err == io.ErrUnexpectedEOF:
+			return errors.Join(out.Truncate(size), out.Close()) // it may end with a hole
+		case err != nil:
+			return errors.Join(err, out.Close())
+		}
+	}
 }

@@ -1,8 +1,11 @@
 package pgserver
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -99,5 +102,26 @@ func TestABackupIsRestoredAsItWas(t *testing.T) {
 	if got := query(t, s.URL("postgres"),
 		"SELECT string_agg(relname, ' ') FROM pg_class WHERE relname LIKE 't_'"); got != "t0" {
 		t.Errorf("tables after the restore: %s", got)
+	}
+}
+
+func TestACopyWithHolesHasTheSameBytes(t *testing.T) {
+	t.Parallel()
+	from, to := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	n := len(zeros)
+	want := map[string][]byte{
+		"empty": {}, "short": []byte("a"), "a hole": zeros[:n-1],
+		"begins with one":   append(zeros[:n:n], 'b'),
+		"ends with one":     append([]byte("a"), zeros[:]...),
+		"one in the middle": slices.Concat([]byte("a"), zeros[:], zeros[:], []byte("b"), zeros[:9]),
+	}
+	for name, content := range want {
+		must.Succeed(t, os.WriteFile(filepath.Join(from, name), content, 0o600))
+	}
+	must.Succeed(t, copyTree(from, to, nil, func(string) bool { return false }))
+	for name, content := range want {
+		if got, err := os.ReadFile(filepath.Join(to, name)); err != nil || !bytes.Equal(got, content) {
+			t.Errorf("%s: %d bytes for %d, %v", name, len(got), len(content), err)
+		}
 	}
 }
