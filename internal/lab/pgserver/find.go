@@ -72,8 +72,10 @@ func better(a, b Installation) bool {
 // Find returns the installation of a major. For 0 it returns the one that OUTFLOW_PG_BIN names, else the one
 // with the most client programs, else the newest. The error is one sentence that says how to install
 // PostgreSQL here.
-func Find(major int) (Installation, error) {
-	all := Installations()
+func Find(major int) (Installation, error) { return FindIn(Installations(), major) }
+
+// FindIn is Find among what Installations has found: that starts each server for its version.
+func FindIn(all []Installation, major int) (Installation, error) {
 	if major != 0 {
 		for _, i := range all {
 			if i.Major == major {

@@ -23,8 +23,11 @@ import (
 )
 
 // fsync=off: a crash of PostgreSQL loses nothing that the operating system has, and no test pulls the plug.
-// Small buffers: a server that maps 128 MB takes more than twice as long to start and to make a database.
-var settings = map[string]string{"fsync": "off", "shared_buffers": "8MB", "wal_buffers": "4MB"}
+// Little shared memory: a server that maps 128 MB takes more than twice as long to start and to make a
+// database. The lock tables, which are for each connection, still hold as many locks as those of a server
+// with the defaults.
+var settings = map[string]string{"fsync": "off", "shared_buffers": "8MB", "wal_buffers": "4MB",
+	"max_locks_per_transaction": "16", "max_pred_locks_per_transaction": "10"}
 
 // shared holds a *lazyServer for each major that was asked for.
 var shared sync.Map
@@ -176,28 +179,22 @@ func start(i pgserver.Installation, own map[string]string) (*pgserver.Server, er
 
 func installation(t testing.TB, major int) pgserver.Installation {
 	t.Helper()
-	for _, i := range installed() {
-		if i.Major == major {
-			return i
-		}
-	}
-	if _, err := pgserver.Find(major); err != nil {
+	i, err := pgserver.FindIn(installed(), major)
+	if err != nil {
 		tier.Missing(t, "pg"+strconv.Itoa(major), "%v (or fetch it for the tests alone: scripts/postgres %d)",
 			err, major)
 	}
-	return pgserver.Installation{}
+	return i
 }
 
 func best(t testing.TB) pgserver.Installation {
 	t.Helper()
-	i, err := bestInstalled()
+	i, err := pgserver.FindIn(installed(), 0)
 	if err != nil {
 		tier.Missing(t, "postgres", "%v", err)
 	}
 	return i
 }
-
-var bestInstalled = sync.OnceValues(func() (pgserver.Installation, error) { return pgserver.Find(0) })
 
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
