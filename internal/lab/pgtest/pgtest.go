@@ -27,7 +27,7 @@ import (
 // database. The lock tables, which are for each connection, still hold as many locks as those of a server
 // with the defaults.
 var settings = map[string]string{"fsync": "off", "shared_buffers": "8MB", "wal_buffers": "4MB",
-	"max_locks_per_transaction": "16", "max_pred_locks_per_transaction": "10"}
+	"max_locks_per_transaction": "20", "max_pred_locks_per_transaction": "10"}
 
 // shared holds a *lazyServer for each major that was asked for.
 var shared sync.Map
