@@ -10,8 +10,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// MaxPublishedAhead is how many events beyond its due a checkpoint may list; a window that would leave more takes
-// everything held.
+// MaxPublishedAhead is how many events beyond its due a checkpoint may list; a window that would leave more
+// takes everything held.
 const MaxPublishedAhead = 512
 
 // MaxHolds is how many sequences with held events a checkpoint of gap mode may list. While there are more,

@@ -9,7 +9,8 @@ import (
 // Config is what decides, beside the WAL, which stream an outflow makes.
 type Config struct {
 	Slot string // outflow's own: changes of settings for others are none
-	// the due of its first checkpoint: what was committed at or below it is not an input. 0: all that was read is
+	// the due of its first checkpoint: what was committed at or below it is not an input.
+	// 0: all that was read is
 	Start    LSN
 	Settings Settings
 	Unkeyed  bool             // the table has neither a key nor actor and counter
