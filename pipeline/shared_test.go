@@ -27,13 +27,14 @@ type sharing struct {
 	copied int         // transactions of the home
 	apart  time.Time   // nothing is replicated until then
 	taken  int         // epochs
+	since  time.Time   // of the newest one
 	cuts   int         // that were stored
 }
 
 func newSharing(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *sharing {
 	s := &sharing{harness: newHarnessOf(t, seed, first, durable, homeDecoder()),
 		rnd: rand.New(rand.NewPCG(seed, 12)), ended: make(chan struct{})}
-	s.js.shared = true
+	s.js.shared, s.js.latency = true, pick(s.rnd, 200*time.Microsecond, 20*time.Millisecond)
 	s.other = newPostgres(s.harness, seed+1)
 	s.other.end, s.other.confirmed = 0x5000000, 0x5000000
 	s.other.identity.Subscription = originName
@@ -136,6 +137,7 @@ func (s *sharing) take(cluster int) {
 		}
 		s.broken = errors.Join(s.broken, err)
 		s.taken++
+		s.since = time.Now()
 	})
 }
 
@@ -184,9 +186,12 @@ func (s *sharing) storeCut() bool {
 	var last, fence uint64
 	var l *brokerConn
 	s.with(func() {
-		if rec, _ := s.newest(); rec.Owner == 2 && !pr.dead && pr.p.Status().State == StateRunning {
+		// a cut of an epoch that the record loses again would be nobody's
+		if rec, _ := s.newest(); rec.Owner == 2 && time.Since(s.since) >= s.durable && !pr.dead &&
+			pr.p.Status().State == StateRunning {
 			if cut, last, fence = s.nextCut(rec); cut != nil {
 				l = pr.connect()
+				l.extra = time.Duration(s.rnd.IntN(int(time.Second)))
 			}
 		}
 	})
@@ -208,9 +213,9 @@ func (s *sharing) storeCut() bool {
 // nextCut is the cut that cluster 2 has to store next; nil: there is none. The lock is held.
 func (s *sharing) nextCut(rec *checkpoint.Record) (cut *outbox.Cut, last, fence uint64) {
 	got, cuts := s.stored()
-	low := rec.Checkpoints[len(rec.Checkpoints)-1].Due
+	var low outbox.LSN
 	if n := len(cuts); n > 0 {
-		low = max(low, cuts[n-1]+1)
+		low = cuts[n-1] + 1
 	}
 	if n := s.js.newest(); n > 0 {
 		low = max(low, s.js.messages[n-1].header.Thru)
@@ -226,6 +231,14 @@ func (s *sharing) nextCut(rec *checkpoint.Record) (cut *outbox.Cut, last, fence 
 		if x.input() {
 			at = x.home
 		}
+	}
+	if due := rec.Checkpoints[len(rec.Checkpoints)-1].Due; at < due { // no input is at the due of a keepalive
+		if slices.ContainsFunc(s.pg.wal, func(x *transaction) bool {
+			return x.input() && x.end > at && x.end <= due
+		}) {
+			return nil, 0, 0
+		}
+		at = due
 	}
 	if held == 0 || at < low || len(got) != len(made) {
 		return nil, 0, 0
@@ -250,7 +263,7 @@ func (s *sharing) stop() {
 func (s *sharing) goWrong() {
 	i := s.rnd.IntN(2)
 	pr := s.procs[i]
-	switch s.rnd.IntN(6) {
+	switch s.rnd.IntN(8) {
 	case 0, 1:
 		pr.kill()
 		time.Sleep(time.Duration(s.rnd.IntN(int(time.Second))))
@@ -259,7 +272,17 @@ func (s *sharing) goWrong() {
 		s.with(pr.pg.crash)
 	case 3, 4:
 		s.with(func() { s.js.powerLoss(s.rnd.IntN(2) == 0, s.rnd.IntN(2) == 0) })
-	case 5:
+	case 5, 6: // it sleeps, with messages on their way
+		s.with(func() {
+			until := time.Now().Add(time.Duration(s.rnd.IntN(20)) * time.Second)
+			for _, l := range pr.nats {
+				l.frozen = until
+			}
+			for _, u := range pr.ups {
+				u.frozen = until
+			}
+		})
+	case 7:
 		s.with(func() { s.apart = time.Now().Add(time.Duration(s.rnd.IntN(20)) * time.Second) })
 	}
 }
