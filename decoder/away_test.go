@@ -273,3 +273,27 @@ func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
 	}
 	wrong(cfg, slices.Repeat([][]byte{row(claim)}, maxClusterRows+1)...)
 }
+
+// TestWhatIsCompleteIsKnownBeforeTheFirstEvent: Begin says at home up to where all inputs were read, and
+// Origin where the home's are read elsewhere.
+func TestWhatIsCompleteIsKnownBeforeTheFirstEvent(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		cfg  Config
+		want []outbox.LSN // after each message
+	}{
+		{homeConfig(), []outbox.LSN{0x100, 0x100, 0x130, 0x200, 0x200, 0x230}},
+		{awayConfig(), []outbox.LSN{0, 0x92F, 0x930, 0x930, 0x930, 0x930}},
+	} {
+		d := New(test.cfg)
+		var r Result
+		for i, m := range [][]byte{
+			begin(0x100), originAt(0x930, "pg_16500"), commit(0x100, 0x130, 1),
+			begin(0x200), originAt(0x999, "pg_16501"), commit(0x200, 0x230, 2),
+		} {
+			if err := d.Decode(m, &r); err != nil || d.Complete() != test.want[i] {
+				t.Errorf("message %d: %v, %v, want %v", i, err, d.Complete(), test.want[i])
+			}
+		}
+	}
+}
