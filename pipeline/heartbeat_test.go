@@ -176,7 +176,7 @@ func TestASlowHeartbeatHoldsUpNothing(t *testing.T) {
 func TestReceiveTimesAreForgotten(t *testing.T) {
 	first := relay.Settings{MaxEvents: 1000, MaxBytes: 1 << 20}
 	inBubble(t, first, 0, func(t *testing.T, w *harness) {
-		pr := &process{w: w}
+		pr := &process{w: w, pg: w.pg}
 		pr.writer = &writer{pr}
 		w.mu.Unlock()
 		defer w.mu.Lock()
