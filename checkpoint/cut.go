@@ -27,7 +27,8 @@ func (v *resolver) cuts() error {
 		return v.gap(codeCutOrder, v.left(), v.Server.WALEnd, hintCut, what, args...)
 	}
 	if n := len(rec.Cuts); n > 0 && rec.Cuts[n-1].Seq > s.End {
-		return refuse("the checkpoint record has a cut at %v, and stream %s ends at sequence %d", rec.Cuts[n-1],
+		return refuse("the checkpoint record has a cut at %v, and stream %s ends at sequence %d",
+			rec.Cuts[n-1],
 			v.cfg.Stream, s.End)
 	}
 	if st.Cut == nil || st.NewestSeq <= rec.Base {

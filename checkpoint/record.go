@@ -237,8 +237,8 @@ func (r *Record) validate() error {
 			return fmt.Errorf("place %d was read at %v, with subscription %q", i, p.Read,
 				r.Mapping.Subscription)
 		}
-		// where a home is silent, places differ in where its rows are read; on both sides of a cut, in what they
-		// hold
+		// where a home is silent, places differ in where its rows are read; on both sides of a cut, in what
+		// they hold
 		differ := p.Read != 0 || i > 0 && r.Epoch > 0 && p.Seq > r.Checkpoints[i-1].Seq
 		if i > 0 && (p.Due < r.Checkpoints[i-1].Due || p.Due == r.Checkpoints[i-1].Due && !differ ||
 			p.Seq < r.Checkpoints[i-1].Seq) {

@@ -51,7 +51,7 @@ func (c *TailCheck) Stored(all []relay.Stored) error {
 	if err := c.checkCuts(all); err != nil {
 		return err
 	}
-	if c.start.Newest != nil || len(c.start.Cuts) > 0 { // else the WAL may be another one: nothing is compared
+	if c.start.Newest != nil || len(c.start.Cuts) > 0 { // else the WAL may be another one
 		c.stored = all
 	}
 	return nil
@@ -94,11 +94,12 @@ func (c *TailCheck) Cut(cut StoredCut) error {
 	switch {
 	case c.seq != cut.Seq:
 		c.made--
-		return c.divergence("the checkpoint record has a cut at %v, and the WAL up to there makes the messages "+
-			"before sequence %d of stream %s", cut, c.seq, c.cfg.Stream)
+		return c.divergence("the checkpoint record has a cut at %v, and the WAL up to there makes the "+
+			"messages before sequence %d of stream %s", cut, c.seq, c.cfg.Stream)
 	case there.Header != nil || there.Cut != nil && there.Cut.LSN != cut.LSN:
 		c.made--
-		return c.divergence("sequence %d of stream %s is not the cut at %v that the checkpoint record has there",
+		return c.divergence("sequence %d of stream %s is not the cut at %v that the checkpoint record has "+
+			"there",
 			c.seq, c.cfg.Stream, cut.LSN)
 	}
 	return nil

@@ -44,7 +44,8 @@ func (p *Pipeline) settleCut(ctx context.Context, conns *Conns, r checkpoint.Rea
 	after := conns.Checkpoint.DurableAfter
 	p.health.busy(true)
 	defer p.health.busy(false)
-	p.log.Info("the stream's newest message is a cut: nothing follows it until that is durable", "seq", newest,
+	p.log.Info("the stream's newest message is a cut: nothing follows it until that is durable", "seq",
+		newest,
 		"cut", r.Stream.Cut.LSN, "recorded", start.NewCut == nil, "after", after)
 	if start.NewCut != nil {
 		if err := conns.waitFor(ctx, after, r); err != nil {

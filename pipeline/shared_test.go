@@ -169,7 +169,8 @@ func (s *sharing) check(all bool) (err error) {
 		}
 		for i, l := range got {
 			if i == len(want) || l != want[i] {
-				err = fmt.Errorf("message %d of %d is\n%s\nand not that of WAL and cuts %v:\n%s", i+1, len(got),
+				err = fmt.Errorf("message %d of %d is\n%s\nand not that of WAL and cuts %v:\n%s", i+1,
+					len(got),
 					l, cuts, append(want[:len(want):len(want)], line{})[i])
 				return
 			}

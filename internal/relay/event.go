@@ -117,8 +117,8 @@ type Commit struct {
 	LSN   outbox.LSN // end LSN of the commit record
 	Start outbox.LSN // where the commit record starts; see [Checkpoint.From]
 	// Read is the end LSN in the WAL that is read, where that is not the home's: LSN is the one at home then,
-	// and 0 for what is not of the home, and Start the end LSN of the home's commit that was read before, 0 if
-	// there was none: an LSN from which the home would send this one as well. 0: this server is the home.
+	// and 0 for what is not of the home, and Start the end LSN of the home's commit that was read before, 0
+	// if there was none: an LSN from which the home would send this one as well. 0: this server is the home.
 	Read     outbox.LSN
 	Time     int64    // commit timestamp, microseconds since 2000-01-01 00:00 UTC, as PostgreSQL counts
 	Kind     Kind     //
