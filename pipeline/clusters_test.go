@@ -421,3 +421,28 @@ func (c *clusters) handOver() error {
 	_, err = js.land(doc, rec, 0)
 	return err
 }
+
+// TestAClusterRowThatCantBeReadEndsRun: at each start, and only where cluster rows are read at all.
+func TestAClusterRowThatCantBeReadEndsRun(t *testing.T) {
+	t.Parallel()
+	for _, on := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := homeDecoder()
+			if on {
+				cfg.Clusters = map[string]int{"": 1, originName: 2}
+			}
+			w := newHarnessOf(t, 1, defaults, 0, cfg)
+			w.with(func() { w.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: "v=2"}) })
+			for range 2 {
+				pr := w.run(options{})
+				time.Sleep(time.Minute)
+				if f := outbox.FaultOf(pr.err); on != pr.over() || on && (f == nil || f.Class != outbox.Fatal ||
+					f.Code != decoder.CodeClusterRow) {
+					t.Errorf("cluster rows are read: %t; it has ended: %t, %v", on, pr.over(), pr.err)
+				}
+				pr.kill()
+			}
+			time.Sleep(time.Minute) // what is still on its way arrives
+		})
+	}
+}
