@@ -72,6 +72,10 @@
 // has a checkpoint at or above what it has confirmed, and for that there is such a pair: so whoever has both
 // records can go on with the home's stream ([Record.Elsewhere]).
 //
+// What a home has left to other clusters ([relay.Left]) is not in the stream. The record says so before
+// anything is left out, and names messages that the WAL makes: so from a true checkpoint the same ones are
+// made again, without those, whatever the broker has lost.
+//
 // The record is written with compare-and-set. A writer that was overtaken is refused, and one that got no
 // answer can't know ([ErrUnknown]): both drop the session.
 package checkpoint

@@ -63,6 +63,8 @@ type Start struct {
 	Checkpoints []StoredCheckpoint // all that are left, oldest first
 	// above the oldest checkpoint, and between the messages that it remembers
 	Holes []Range
+	// the record says that others publish it
+	Left []relay.Left
 	// checkpoints or holes are not what the record says: it is written before anything is sent
 	Rewrite bool
 	// what shows a loss, "" if nothing does: it counts only when a recheck agrees
@@ -355,7 +357,7 @@ func (v *resolver) systemID() string {
 func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
 	s.LastSeq, s.End, s.Confirmed, s.Accepted = st.LastSeq, st.LastSeq, v.Slot.Confirmed, v.Record.Base
-	s.Asked, s.Broker, s.SystemID = v.Asked, st.Now, v.systemID()
+	s.Asked, s.Broker, s.SystemID, s.Left = v.Asked, st.Now, v.systemID(), v.Record.Left
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
 		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by

@@ -63,7 +63,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		}),
 		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
 		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom(), fence),
-		left:      r.Record.Left,
+		left:      start.Left,
 		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,
