@@ -436,7 +436,8 @@ func TestAClusterRowThatCantBeReadEndsRun(t *testing.T) {
 			for range 2 {
 				pr := w.run(options{})
 				time.Sleep(time.Minute)
-				if f := outbox.FaultOf(pr.err); on != pr.over() || on && (f == nil || f.Class != outbox.Fatal ||
+				f := outbox.FaultOf(pr.err)
+				if on != pr.over() || on && (f == nil || f.Class != outbox.Fatal ||
 					f.Code != decoder.CodeClusterRow) {
 					t.Errorf("cluster rows are read: %t; it has ended: %t, %v", on, pr.over(), pr.err)
 				}

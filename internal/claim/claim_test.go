@@ -180,13 +180,15 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		before, after []read // the start
+		there         int    // so many of the latter were in the WAL then
 		may           Verdict
 		hello         uint64
 	}{
-		"in time":            {after: []read{{sign, 159}}, may: Publish, hello: 7},
-		"no sign of its own": {before: []read{{sign, 120}}, may: Wait, hello: 7},
-		"too late":           {after: []read{{sign, 160}}, may: Wait, hello: 9},
-		"a clock set back":   {after: []read{{sign, 109}}, may: Wait, hello: 9},
+		"in time":               {after: []read{{sign, 159}}, may: Publish, hello: 7},
+		"no sign of its own":    {before: []read{{sign, 120}}, may: Wait, hello: 7},
+		"signs that were there": {after: []read{{sign, 120}, {sign, 130}}, there: 2, may: Wait, hello: 7},
+		"too late":              {after: []read{{sign, 160}}, may: Wait, hello: 9},
+		"a clock set back":      {after: []read{{sign, 109}}, may: Wait, hello: 9},
 		"after one that was too late": {before: []read{{sign, 200}}, after: []read{{sign, 210}}, may: Wait,
 			hello: 9},
 		"after one that said hello": {before: []read{{sign, 200}, {later, 205}}, after: []read{{sign, 210}},
@@ -210,7 +212,7 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 		}
 		take(read{sign, 100}, read{hello, 105}, read{echo, 108}, read{sign, 110})
 		take(c.before...)
-		h.Start(9, lsn)
+		h.Start(9, lsn+outbox.LSN(c.there))
 		if got := h.May(50); got != Wait {
 			t.Errorf("%s: %v before anything is read", name, got)
 		}
