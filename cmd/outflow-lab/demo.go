@@ -26,8 +26,9 @@ took, and whether the streams are what a separate reader makes of the WAL. Nothi
 
 Exit code 0 if the verdict is good, 1 if not.`,
 		Example: "  outflow-lab demo\n  outflow-lab demo --keep\n" +
-			"  outflow-lab demo --notes 1000 --in-a-row 1 --stall 5s --bound 10s --cold 10s --rollback=false\n" +
-			"  outflow-lab demo --notes 0 --spans --writers 64 --stall 5s --stall-every 5000 --bound 10s --cold 10s",
+			"  outflow-lab demo --notes 1000 --in-a-row 1 --stall 5s --bound 10s --cold 10s " +
+			"--rollback=false\n" +
+			"  outflow-lab demo --notes 0 --spans --writers 64 --stall 5s --stall-every 5000",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -57,8 +58,8 @@ Exit code 0 if the verdict is good, 1 if not.`,
 		"transactions")
 	f.IntVar(&o.Every, "stall-every", o.Every, "transactions; one in 200 stalls for up to 0.3s besides")
 	f.BoolVar(&o.Rollback, "rollback", o.Rollback, "roll back one transaction, so that a counter never comes")
-	f.BoolVar(&o.Spans, "spans", o.Spans, "counters are clocks that advance by the characters of an operation, "+
-		"in columns counter and span")
+	f.BoolVar(&o.Spans, "spans", o.Spans, "counters are clocks that advance by the characters of an "+
+		"operation, in columns counter and span")
 	f.DurationVar(&o.Bound, "bound", o.Bound, "reorder.bound of gap mode")
 	f.DurationVar(&o.Cold, "cold", o.Cold, "reorder.cold of gap mode, at most as long as --bound")
 	f.BoolVar(&o.All, "all", false, "show every message")

@@ -93,8 +93,8 @@ func (s *screen) verdict(modes []*mode, load Load, took time.Duration) (good boo
 		note = fmt.Sprintf("gap mode waits reorder.bound (%v) for the counter that never comes", load.Bound)
 	}
 	row("added most", at(1, added), "%s", note)
-	row("in vain p50", at(.5, inVain), "of that, after all before it of the same person in the same note had "+
-		"committed")
+	row("in vain p50", at(.5, inVain), "of that, after all before it of the same person in the same "+
+		"note had committed")
 	row("in vain p99", at(.99, inVain), "")
 	row("in vain most", at(1, inVain), "")
 	row("latency p50", at(.5, latency), "commit's return to consumer, while outflow was alive")

@@ -29,7 +29,7 @@ type Op struct {
 	Doc     string
 	Actor   string
 	Counter int64  // 1, 2, 3 ... for each actor of a document, without gaps
-	Clock   int64  // from 0, Span more with each operation of the actor, as libraries that count characters do
+	Clock   int64  // from 0, Span more with each operation, as in libraries that count characters
 	T       int    // index in the order of arrival, from 0
 	Payload []byte // JSON: a list of [position, deleted, inserted]
 }
