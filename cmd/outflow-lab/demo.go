@@ -28,7 +28,7 @@ Exit code 0 if the verdict is good, 1 if not.`,
 		Example: "  outflow-lab demo\n  outflow-lab demo --keep\n" +
 			"  outflow-lab demo --notes 1000 --in-a-row 1 --stall 5s --bound 10s --cold 10s " +
 			"--rollback=false\n" +
-			"  outflow-lab demo --notes 0 --spans --writers 64 --stall 5s --stall-every 5000",
+			"  outflow-lab demo --notes 0 --spans --writers 64",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
