@@ -141,6 +141,24 @@ old_nats() {
   echo "$at/nats-server"
 }
 
+# fake_gcs prints the path of a server of Google Cloud Storage's protocol, which it builds into the cache, or nothing if it can't be had.
+fake_gcs() {
+  local version=v1.56.1 at
+  at=$(cache_dir)/fake-gcs-server/$version
+  [ -x "$at/fake-gcs-server" ] || GOBIN=$at go install "github.com/fsouza/fake-gcs-server@$version" >&2 || return 0
+  echo "$at/fake-gcs-server"
+}
+
+# azurite prints the path of a server of Azure Blob Storage's protocol, which it installs into the cache, or nothing if it can't be had.
+azurite() {
+  local version=3.37.0 at
+  has npm && has node || return 0
+  at=$(cache_dir)/azurite/$version
+  [ -x "$at/node_modules/.bin/azurite-blob" ] ||
+    again npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$at" "azurite@$version" >&2 || return 0
+  echo "$at/node_modules/.bin/azurite-blob"
+}
+
 # as_root runs a command as root.
 as_root() {
   if [ "$(id -u)" = 0 ]; then

@@ -26,7 +26,8 @@ type Archive struct{ store archive.Store }
 var _ consumer.Archive = (*Archive)(nil)
 
 // Open opens the archive with the URL that `outflow` has as archive.url: file:///path/of/a/folder, or
-// s3://bucket?region=... in a program that imports gocloud.dev/blob/s3blob for its driver. It is only read.
+// that of a bucket in a program that imports its driver: gocloud.dev/blob/s3blob, gcsblob or azureblob. It is
+// only read.
 func Open(ctx context.Context, at string) (*Archive, error) {
 	if u, err := url.Parse(at); err == nil && u.Scheme == "file" && u.Host == "" {
 		if _, err := os.Stat(u.Path); err != nil { // the store would make it
@@ -38,7 +39,7 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	store, err := archive.Open(ctx, at)
 	if err != nil {
 		if f := outbox.FaultOf(err); f != nil && f.Hint != "" {
-			f.Hint = "Import _ \"gocloud.dev/blob/s3blob\", or name a folder"
+			f.Hint = "Import its driver, such as _ \"gocloud.dev/blob/s3blob\", or name a folder"
 		}
 		return nil, err
 	}

@@ -62,12 +62,14 @@ func TestNoPrintedConfigurationShowsASecret(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string]Args{
 		"fine": {"postgres.url": "postgres://u:s3cr3t@h/db", "postgres.write_url": "host=h password=s3cr3t",
-			"nats.url": "nats://n", "nats.user": "u", "nats.password": password},
+			"nats.url": "nats://n", "nats.user": "u", "nats.password": password,
+			"archive.url": "gs://past?prefix=orders/"},
 		"token": {"nats.token": password},
 		"two logins": {"nats.token": password, "nats.url": "nats://s3cr3t@n", "nats.user": "u",
 			"nats.password": password},
 		"bucket":     {"archive.url": "s3://past?region=eu&endpoint=http://u:s3cr3t@h"},
 		"folder":     {"archive.url": "file://u:s3cr3t@h/past"},
+		"container":  {"archive.url": "azblob://u:s3cr3t@past?storage_account=a"},
 		"two tokens": {"nats.token": password, "nats.token_file": "f"},
 		"no user":    {"nats.password": password},
 		"impossible": {"postgres.url": "mysql://u:s3cr3t@h", "nats.url": "http://u:s3cr3t@n",

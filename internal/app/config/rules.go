@@ -128,6 +128,8 @@ func archiveURL(s string) bool {
 	case u.Scheme == "s3":
 		endpoint, err := url.Parse(u.Query().Get("endpoint"))
 		return u.Host != "" && u.Path == "" && err == nil && endpoint.User == nil
+	case u.Scheme == "gs", u.Scheme == "azblob":
+		return u.Host != "" && u.Path == ""
 	}
 	return u.Scheme == "file" && u.Host == "" && strings.HasPrefix(u.Path, "/") && u.RawQuery == ""
 }

@@ -369,8 +369,8 @@ var settings = []setting{
 			"do not run.",
 		bind: func(c *Config) value { return listValue{&c.Retain.Stream.IgnoreConsumers, consumerName} }},
 
-	{path: "archive.url", secret: natsKey, want: "file:///path/of/a/folder or s3://bucket?region=..., " +
-		"without credentials",
+	{path: "archive.url", secret: natsKey, want: "file:///path/of/a/folder, s3://bucket?region=..., " +
+		"gs://bucket or azblob://container?storage_account=..., without credentials",
 		doc: "Where outflow archive keeps the cold part of the stream. Empty: nowhere. outflow run never " +
 			"uses it.",
 		bind: func(c *Config) value { return textValue{&c.Archive.URL, archiveURL} }},

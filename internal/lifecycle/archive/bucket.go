@@ -19,11 +19,14 @@ import (
 // bucket is a Store in an object store.
 type bucket struct{ b *blob.Bucket }
 
-// What s3store asks of S3, where that is built in.
+// What s3store and gcsstore ask of their drivers, where those are built in.
 var (
 	whole = func(*blob.Bucket, func(any) bool) error { return nil }
-	after = func(string, func(any) bool) error { return nil }
+	after []func(name string, as func(any) bool) error
 )
+
+// tags are the build tags of the drivers, by the schemes of their URLs.
+var tags = map[string]string{"s3": "s3", "gs": "gcs", "azblob": "azure"}
 
 const validation = "response_checksum_validation"
 
@@ -40,18 +43,18 @@ func ask(ctx context.Context, name string) (context.Context, func()) {
 	}
 }
 
-// openBucket opens it. The client checks no answer by the checksum of the store, unless the URL wants that:
+// openBucket opens it. The client of S3 checks no answer by the checksum of the store, unless the URL wants that:
 // the archive has its own, and the client warns of each that it can't check.
 func openBucket(ctx context.Context, u *url.URL) (Store, error) {
-	q := u.Query()
-	if !q.Has(validation) {
+	if q := u.Query(); u.Scheme == "s3" && !q.Has(validation) {
 		q.Set(validation, "when_required")
+		u.RawQuery = q.Encode()
 	}
-	u.RawQuery = q.Encode()
 	if !blob.DefaultURLMux().ValidBucketScheme(u.Scheme) {
 		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
 			Message: "archive.url is a bucket, and this program was built without the driver for it",
-			Hint:    "Build it with `go build -tags s3 ./cmd/outflow`, or name a folder"}
+			Hint: fmt.Sprintf("Build it with `go build -tags %s ./cmd/outflow`, or name a folder",
+				tags[u.Scheme])}
 	}
 	b, err := blob.OpenBucket(ctx, u.String())
 	if err != nil {
@@ -64,12 +67,13 @@ func openBucket(ctx context.Context, u *url.URL) (Store, error) {
 func (b *bucket) Close() error { return b.b.Close() }
 
 // Create relies on conditional writes. A request that is tried again after its answer was lost finds the
-// object that it made itself: whoever creates has to bear that.
+// object that it made itself: whoever creates has to bear that. The object is written by one request, whatever
+// its size: the buffer is larger, and S3 has Whole.
 func (b *bucket) Create(ctx context.Context, name string, data []byte) error {
 	ctx, done := ask(ctx, name)
 	defer done()
 	err := b.b.WriteAll(ctx, name, data, &blob.WriterOptions{IfNotExist: true,
-		ContentType: "application/octet-stream",
+		ContentType: "application/octet-stream", BufferSize: len(data) + 1,
 		BeforeWrite: func(as func(any) bool) error { return whole(b.b, as) }})
 	if gcerrors.Code(err) == gcerrors.FailedPrecondition {
 		return ErrExists
@@ -108,7 +112,14 @@ func (b *bucket) List(ctx context.Context, folder, behind string) (names []strin
 	defer done()
 	opts := &blob.ListOptions{Prefix: folder, Delimiter: "/"}
 	if behind != "" {
-		opts.BeforeList = func(as func(any) bool) error { return after(behind, as) }
+		opts.BeforeList = func(as func(any) bool) error {
+			for _, f := range after {
+				if err := f(behind, as); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
 	}
 	all := b.b.List(opts)
 	for {
@@ -119,7 +130,7 @@ func (b *bucket) List(ctx context.Context, folder, behind string) (names []strin
 		if err != nil {
 			return nil, named(folder, err)
 		}
-		if name := strings.TrimPrefix(o.Key, folder); name > behind { // an old server may list all
+		if name := strings.TrimPrefix(o.Key, folder); name > behind { // Azure and old servers list all
 			names = append(names, name)
 		}
 	}
@@ -147,5 +158,5 @@ func CheckCreate(ctx context.Context, store Store) error {
 		}
 	}
 	return &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
-		Message: "the store of archive.url overwrites objects that exist: it does not honour If-None-Match"}
+		Message: "the store of archive.url overwrites objects that exist: it does not honour conditional writes"}
 }
