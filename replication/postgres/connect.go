@@ -186,10 +186,13 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 	return c, nil
 }
 
+// Name is what application_name begins with on the connections of all outflows that have a slot.
+const Name = "outflow/"
+
 // NamePrefix is what application_name begins with on the connections of the outflows of a slot: behind it is
 // the host, as far as there is room.
 func NamePrefix(slot string) string {
-	prefix := "outflow/" + slot + "/"
+	prefix := Name + slot + "/"
 	return prefix[:min(len(prefix), maxName)]
 }
 

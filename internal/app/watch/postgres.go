@@ -140,13 +140,14 @@ func (p *postgresSide) subscribers(ctx context.Context, end outbox.LSN) ([]Subsc
 	if p.w.cfg.Cluster.ID == 0 {
 		return nil, nil
 	}
-	// Of a slot that is lost nothing is kept. Other Outflows show their own.
+	// Of a slot that is lost nothing is kept. Other Outflows show their own: each names itself outflow/ and its
+	// slot, and a walsender of a subscription is named like the subscription, which may begin with outflow too.
 	rows, err := p.conn.Query(ctx, `SELECT s.slot_name, s.active,
 			greatest(coalesce($1::pg_lsn - s.restart_lsn, 0), 0)::bigint, coalesce(s.wal_status = 'lost', false)
 		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
 		WHERE s.plugin = 'pgoutput' AND s.database = current_database() AND NOT s.temporary
-			AND s.slot_name <> $2 AND NOT starts_with(coalesce(a.application_name, ''), 'outflow')
-		ORDER BY 3 DESC, 1 LIMIT $3`, end.String(), p.w.cfg.Slot, maxSubscribers)
+			AND s.slot_name <> $2 AND NOT starts_with(coalesce(a.application_name, ''), $4)
+		ORDER BY 3 DESC, 1 LIMIT $3`, end.String(), p.w.cfg.Slot, maxSubscribers, postgres.Name)
 	if err != nil {
 		return nil, fmt.Errorf("read the slots of others: %w", err)
 	}

@@ -113,7 +113,7 @@ var clusterChecks = []check{
 			n := 0
 			for _, s := range f.Slots {
 				if s.Plugin != "pgoutput" || s.Database != databaseOf(f.Postgres.Where) || s.Temporary ||
-					s.Name == f.Config.Slot || strings.HasPrefix(s.Holder, "outflow") {
+					s.Name == f.Config.Slot || strings.HasPrefix(s.Holder, postgres.Name) {
 					continue
 				}
 				n++

@@ -433,6 +433,9 @@ var harm = []struct {
 	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) {
 		f.Slots[2].Safe, f.Slots[2].Retained = nil, muchWAL+1
 	}},
+	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) { // a subscription may be called so
+		f.Slots[2].Holder, f.Slots[2].Safe = "outflow_from_1", ptr[int64](0)
+	}},
 	{"cluster.home", "cluster_home", "warning", func(f *Facts) {
 		r := f.Readings.Record
 		late := r.Checkpoints[0]
