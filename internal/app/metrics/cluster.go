@@ -48,7 +48,7 @@ func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {
 	if c.Subscription == "" {
 		return
 	}
-	if c.Counted != 0 {
+	if c.Counted != nil {
 		g.set(homeBehind, float64(c.Behind))
 	}
 	g.set(keptBytes, float64(c.Kept.Bytes))

@@ -17,8 +17,8 @@ type Cluster struct {
 	Subscription string `json:"subscription,omitempty"` // brings the home's rows here; "": this is the home
 	// The newest watermark, which the home has written; nil: none is known, or there is no control table.
 	Watermark *relay.Said `json:"watermark,omitempty"`
-	// events up to what is published here, counted as the home counts; 0: they are not compared yet
-	Counted uint64 `json:"counted,omitempty"`
+	// events up to what is published here, counted as the home counts; nil: they are not compared yet
+	Counted *uint64 `json:"counted,omitempty"`
 	// how many of those that the home's newest watermark counts are not published here yet
 	Behind uint64 `json:"behind,omitempty"`
 	// WAL that the slot keeps because the home has not confirmed its own
@@ -40,8 +40,12 @@ func (c *Cluster) Knows(said relay.Said, counted relay.Tally, kept checkpoint.Ke
 	if c == nil || said == (relay.Said{}) {
 		return
 	}
-	c.Watermark, c.Counted, c.Kept = &said, counted.Events, kept
-	if c.Subscription != "" && counted.Since != 0 && said.Events > counted.Events {
+	c.Watermark, c.Kept = &said, kept
+	if counted.Since == 0 {
+		return
+	}
+	c.Counted = &counted.Events
+	if c.Subscription != "" && said.Events > counted.Events {
 		c.Behind = said.Events - counted.Events
 	}
 }
@@ -66,12 +70,12 @@ func (r *Report) cluster() Part {
 		switch {
 		case c.Subscription == "":
 			p.add("events counted", units.Count(w.Events))
-		case c.Counted == 0:
+		case c.Counted == nil:
 			p.add("events at home", units.Count(w.Events))
 			p.add("here", "not compared yet")
 		default:
 			p.add("events at home", units.Count(w.Events))
-			p.add("here", units.Count(c.Counted))
+			p.add("here", units.Count(*c.Counted))
 			p.add("behind", units.Count(c.Behind))
 		}
 	} else if c.Subscription != "" {
