@@ -30,9 +30,9 @@ func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error
 	return err
 }
 
-// The ids go to the server in statements of knownBatch ids, and what there is every knownBeat: PostgreSQL hears
-// of a process that waits for ids, and can end the session of one that was stopped (idle_session_timeout),
-// which it never does within a COPY.
+// The ids go to the server in statements of knownBatch ids, and what there is every knownBeat: PostgreSQL
+// hears of a process that waits for ids, and can end the session of one that was stopped
+// (idle_session_timeout), which it never does within a COPY.
 const (
 	knownBatch = 5000
 	knownBeat  = 15 * time.Second
@@ -45,8 +45,8 @@ func LoadKnown(ctx context.Context, conn *pgx.Conn, fill func(add func(IDHash) e
 	return loadKnown(ctx, conn, knownBeat, fill)
 }
 
-func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, fill func(add func(IDHash) error) error,
-) error {
+func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration,
+	fill func(add func(IDHash) error) error) error {
 	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
 		return knownFault(err)
 	}
@@ -107,8 +107,8 @@ func (l *loader) beat(ctx context.Context) {
 	}
 }
 
-// flush sends what there is in one message: the server waits for the rest of one with the same patience as for
-// the next one.
+// flush sends what there is in one message: the server waits for the rest of one with the same patience as
+// for the next one.
 func (l *loader) flush(ctx context.Context) error {
 	if l.err == nil && l.n > 0 {
 		_, l.err = l.conn.Exec(ctx, "INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest('{"+

@@ -246,8 +246,9 @@ func TestAClusterIsShown(t *testing.T) {
 			s.Said, s.Tally = said, relay.Tally{Since: 1, Events: 1250}
 		}, Good, "reads from_1", []string{"behind 0"}},
 		"nothing published yet": {config.Cluster{ID: 2, Subscription: "from_1"},
-			func(s *pipeline.Status, _ *watch.Reading) { s.Said, s.Tally = said, relay.Tally{Since: 1} }, Good,
-			"reads from_1", []string{"here 0", "behind 1,240"}},
+			func(s *pipeline.Status, _ *watch.Reading) {
+				s.Said, s.Tally = said, relay.Tally{Since: 1}
+			}, Good, "reads from_1", []string{"here 0", "behind 1,240"}},
 		"nothing came": {config.Cluster{ID: 2, Subscription: "from_1"},
 			func(*pipeline.Status, *watch.Reading) {}, Good, "reads from_1", []string{"watermark none yet"}},
 		"not compared": {config.Cluster{ID: 2, Subscription: "from_1"},

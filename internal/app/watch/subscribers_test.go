@@ -33,7 +33,8 @@ func TestTheSlotsOfOthersAreShown(t *testing.T) {
 		if holder == "" {
 			continue
 		}
-		reader, err := pgconn.Connect(outboxdb.Within(t), url+"&replication=database&application_name="+holder)
+		reader, err := pgconn.Connect(outboxdb.Within(t),
+			url+"&replication=database&application_name="+holder)
 		must.Succeed(t, err)
 		t.Cleanup(func() { must.Succeed(t, reader.Conn().Close()) })
 		reader.Frontend().SendQuery(&pgproto3.Query{String: "START_REPLICATION SLOT " + own + slot +
