@@ -122,10 +122,10 @@ var table = []Finding{
 		Hint: "Bring the other cluster or its subscription back. If it is gone for good, drop the slot. " +
 			"max_slot_wal_keep_size bounds what it keeps."},
 	{Code: "cluster_slot_lost", Severity: Error,
-		Title: "The slot by which another cluster reads this database is lost",
-		Hint: "The other cluster lacks rows from here, and its subscription can't go on. Make the " +
-			"subscription there anew, and see which rows of the table it has not. This cluster's own " +
-			"stream is not concerned.",
+		Title: "The slot by which another cluster or program reads this database is lost",
+		Hint: "A cluster that reads by it lacks rows from here, and its subscription can't go on. Make the " +
+			"subscription there anew, and see which rows of the table it has not. If nothing reads by it, " +
+			"drop the slot. This cluster's own stream is not concerned.",
 		Runbook: "What was removed reaches the other cluster by no subscription. A stream that is made " +
 			"there of this cluster's rows ends with [cluster_count](#cluster_count) or " +
 			"[publication_changed](#publication_changed), and is to be " +
