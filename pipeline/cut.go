@@ -38,7 +38,8 @@ func newestCut(ctx context.Context, js JetStream, r checkpoint.Readings) (uint64
 func (p *Pipeline) settleCut(ctx context.Context, conns *Conns, r checkpoint.Readings,
 	start checkpoint.Start) error {
 	newest := r.Stream.NewestSeq
-	if !start.Shared || r.Stream.Cut == nil || newest <= start.Accepted || newest == p.settledCut {
+	settled := newest == p.settledCut && start.NewCut == nil // not one that has come in its place
+	if !start.Shared || r.Stream.Cut == nil || newest <= start.Accepted || settled {
 		return nil
 	}
 	after := conns.Checkpoint.DurableAfter
@@ -109,7 +110,7 @@ func (s *session) carryOut(ctx context.Context, cut checkpoint.StoredCut) (err e
 	if err := s.whenVerified(ctx); err != nil {
 		return err
 	}
-	s.out.n = 0
+	s.out.n, s.out.left = 0, 0
 	s.out.window, err = s.buffer.Cut(cut.LSN)
 	return err
 }

@@ -203,6 +203,9 @@ func (in *input) commit(c *relay.Commit) error {
 	}
 	if in.away != nil {
 		c.Start = max(c.Start, in.from)
+		if c.LSN > in.due { // the home may have read up to there what is not replicated
+			c.Start = max(c.Start, in.due)
+		}
 		in.away.commit(c)
 		if c.Kind == relay.NoInput {
 			in.keepalive = c.Read
