@@ -133,7 +133,10 @@ func (s *sharing) take(cluster int) {
 		rec, revision := s.newest()
 		doc, err := rec.TakenBy(cluster).Encode()
 		if err == nil {
-			_, err = s.js.land(doc, nil, revision)
+			revision, err = s.js.land(doc, nil, revision)
+		}
+		if err == nil && s.js.lossAt == revision { // a start has yet to record what was lost
+			s.js.lossAt++
 		}
 		s.broken = errors.Join(s.broken, err)
 		s.taken++
