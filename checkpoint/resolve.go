@@ -97,8 +97,8 @@ func (s Start) LostFrom() uint64 {
 }
 
 // Resolve says where to start. It is a function of the readings alone. Its errors are faults of class gap
-// (each with a code, the LSN range and the hint) or fatal, and ErrStandby and ErrOwner. A gap counts only when
-// a recheck, on new connections, agrees.
+// (each with a code, the LSN range and the hint) or fatal, and ErrStandby and ErrOwner. A gap counts only
+// when a recheck, on new connections, agrees.
 func Resolve(cfg Config, r Readings) (Start, error) {
 	v := &resolver{cfg: cfg, Readings: r}
 	for _, check := range []func() error{

@@ -36,10 +36,10 @@ func (s *settling) Save(_ context.Context, r *checkpoint.Record, _ uint64) (uint
 func TestACutInThePlaceOfASettledOneIsRecorded(t *testing.T) {
 	t.Parallel()
 	cut := outbox.Cut{SystemID: 7361530121234511111, LSN: 0x3000, Epoch: 1, Owner: 1}
-	b := &settling{stream: relay.StreamState{LastSeq: 13, NewestSeq: 13, Cut: &cut}, record: &checkpoint.Record{
-		SystemID: systemID, Epoch: 1, Owner: 1,
-		Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: relay.Checkpoint{Due: 0x2000, Seq: 12}}},
-	}}
+	newest := checkpoint.StoredCheckpoint{Checkpoint: relay.Checkpoint{Due: 0x2000, Seq: 12}}
+	b := &settling{stream: relay.StreamState{LastSeq: 13, NewestSeq: 13, Cut: &cut},
+		record: &checkpoint.Record{SystemID: systemID, Epoch: 1, Owner: 1,
+			Checkpoints: []checkpoint.StoredCheckpoint{newest}}}
 	p, conns := New(Config{Scratch: memory{}}), &Conns{JetStream: b, Store: b}
 	settle := func(start checkpoint.Start) error {
 		start.Shared = true
@@ -56,7 +56,8 @@ func TestACutInThePlaceOfASettledOneIsRecorded(t *testing.T) {
 	other := cut
 	other.LSN++
 	lacks.NewCut.Cut, b.stream.Cut, b.record.Cuts = &other, &other, nil
-	if err := settle(lacks); !errors.Is(err, errCutRecorded) || b.saved != 2 || b.record.Cuts[0].LSN != other.LSN {
+	err := settle(lacks)
+	if !errors.Is(err, errCutRecorded) || b.saved != 2 || b.record.Cuts[0].LSN != other.LSN {
 		t.Errorf("another one: %d saved: %v", b.saved, err)
 	}
 }

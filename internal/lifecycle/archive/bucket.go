@@ -44,8 +44,8 @@ func ask(ctx context.Context, name string) (context.Context, func()) {
 	}
 }
 
-// openBucket opens it. The client of S3 checks no answer by the checksum of the store, unless the URL wants that:
-// the archive has its own, and the client warns of each that it can't check.
+// openBucket opens it. The client of S3 checks no answer by the checksum of the store, unless the URL wants
+// that: the archive has its own, and the client warns of each that it can't check.
 func openBucket(ctx context.Context, u *url.URL) (Store, error) {
 	if q := u.Query(); u.Scheme == "s3" && !q.Has(validation) {
 		q.Set(validation, "when_required")
@@ -68,8 +68,8 @@ func openBucket(ctx context.Context, u *url.URL) (Store, error) {
 func (b *bucket) Close() error { return b.b.Close() }
 
 // Create relies on conditional writes. A request that is tried again after its answer was lost finds the
-// object that it made itself: whoever creates has to bear that. The object is written by one request, whatever
-// its size: the buffer is larger, and S3 has Whole.
+// object that it made itself: whoever creates has to bear that. The object is written by one request,
+// whatever its size: the buffer is larger, and S3 has Whole.
 func (b *bucket) Create(ctx context.Context, name string, data []byte) error {
 	ctx, done := ask(ctx, name)
 	defer done()
@@ -164,5 +164,6 @@ func CheckCreate(ctx context.Context, store Store) error {
 		}
 	}
 	return &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
-		Message: "the store of archive.url overwrites objects that exist: it does not honour conditional writes"}
+		Message: "the store of archive.url overwrites objects that exist: " +
+			"it does not honour conditional writes"}
 }

@@ -30,8 +30,8 @@ func TestAContainerOfAzureIsAStore(t *testing.T) {
 	at := "http://" + address + "/anna"
 	t.Setenv("AZURE_STORAGE_ACCOUNT", "anna")
 	t.Setenv("AZURE_STORAGE_KEY", key)
-	c, err := container.NewClientFromConnectionString("DefaultEndpointsProtocol=http;AccountName=anna;AccountKey="+
-		key+";BlobEndpoint="+at, "past", nil)
+	c, err := container.NewClientFromConnectionString(
+		"DefaultEndpointsProtocol=http;AccountName=anna;AccountKey="+key+";BlobEndpoint="+at, "past", nil)
 	must.Succeed(t, err)
 	_, err = c.Create(t.Context(), nil)
 	must.Succeed(t, err)

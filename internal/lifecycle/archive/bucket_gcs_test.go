@@ -43,7 +43,8 @@ func TestABucketOfGoogleIsAStore(t *testing.T) {
 		}
 	}))
 	if listed == 0 || written == 0 {
-		t.Errorf("the server was asked %d times for a part of a list, and to write %d objects", listed, written)
+		t.Errorf("the server was asked %d times for a part of a list, and to write %d objects", listed,
+			written)
 	}
 }
 

@@ -64,7 +64,8 @@ func TestABucketIsAStore(t *testing.T) {
 }
 
 // isAStore: a bucket holds what a folder holds, one object at a time and as an archive, and a list has only
-// what is asked for. That each object is written by one request, for which CheckCreate speaks, the caller sees.
+// what is asked for. That each object is written by one request, for which CheckCreate speaks, is for the
+// caller to see.
 func isAStore(t *testing.T, store Store) {
 	t.Helper()
 	ctx := t.Context()

@@ -40,8 +40,8 @@ var (
 )
 
 // Open opens the store with a URL: file:///path, a folder that is made if it does not exist, or that of a
-// bucket, such as s3://name?region=eu-central-1&prefix=outflow/, gs://name or azblob://name. Whether a bucket is
-// there shows when it is used.
+// bucket, such as s3://name?region=eu-central-1&prefix=outflow/, gs://name or azblob://name. Whether a bucket
+// is there shows when it is used.
 func Open(ctx context.Context, at string) (Store, error) {
 	u, err := url.Parse(at)
 	if err == nil && tags[u.Scheme] != "" {
@@ -49,7 +49,8 @@ func Open(ctx context.Context, at string) (Store, error) {
 	}
 	if err != nil || u.Scheme != "file" || u.Host != "" || !path.IsAbs(u.Path) {
 		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
-			Message: "archive.url is neither file:///path/of/a/folder nor a bucket's: s3://, gs:// or azblob://"}
+			Message: "archive.url is neither file:///path/of/a/folder nor a bucket's: " +
+				"s3://, gs:// or azblob://"}
 	}
 	if err := os.MkdirAll(u.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("archive: %w", err)

@@ -117,8 +117,8 @@ func TestAClockThatIsAheadMakesNothingDurable(t *testing.T) {
 }
 
 // TestOutflowResumesWhereverItWasKilled: wherever outflow is killed, the next one finds its checkpoint again.
-// All read the same table, each over a slot of its own into a stream of its own, so that the streams must also
-// be equal to each other.
+// All read the same table, each over a slot of its own into a stream of its own, so that the streams must
+// also be equal to each other.
 func TestOutflowResumesWhereverItWasKilled(t *testing.T) {
 	harness.SkipIfShort(t)
 	t.Parallel()
