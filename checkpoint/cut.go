@@ -28,8 +28,7 @@ func (v *resolver) cuts() error {
 	}
 	if n := len(rec.Cuts); n > 0 && rec.Cuts[n-1].Seq > s.End {
 		return refuse("the checkpoint record has a cut at %v, and stream %s ends at sequence %d",
-			rec.Cuts[n-1],
-			v.cfg.Stream, s.End)
+			rec.Cuts[n-1], v.cfg.Stream, s.End)
 	}
 	if st.Cut == nil || st.NewestSeq <= rec.Base {
 		return nil

@@ -143,7 +143,8 @@ func (p *postgresSide) subscribers(ctx context.Context, end outbox.LSN) ([]Subsc
 	// Of a slot that is lost nothing is kept. Other Outflows show their own. The walsender of a subscription
 	// is named like the subscription, which may begin with outflow too.
 	rows, err := p.conn.Query(ctx, `SELECT s.slot_name, s.active,
-			greatest(coalesce($1::pg_lsn - s.restart_lsn, 0), 0)::bigint, coalesce(s.wal_status = 'lost', false)
+			greatest(coalesce($1::pg_lsn - s.restart_lsn, 0), 0)::bigint,
+			coalesce(s.wal_status = 'lost', false)
 		FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
 		WHERE s.plugin = 'pgoutput' AND s.database = current_database() AND NOT s.temporary
 			AND s.slot_name <> $2 AND NOT starts_with(coalesce(a.application_name, ''), $4)
