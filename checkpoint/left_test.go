@@ -114,4 +114,7 @@ func TestAHelloIsTakenOnce(t *testing.T) {
 	if _, err := own.Save(context.WithoutCancel(ctx), r.NextHello(), rev); err == nil || r.Hello != 2 {
 		t.Errorf("taken twice: %v", err)
 	}
+	if r, _ = load(ctx, t, own); r.Hello != 3 {
+		t.Errorf("hello %d is taken", r.Hello)
+	}
 }
