@@ -160,6 +160,16 @@ func TestARecordWithATallyHasAVersionOfItsOwn(t *testing.T) {
 		t.Error("version 7 with a tally is accepted")
 	}
 	_, away = awayReadings()
+	said := relay.Said{At: epoch, LSN: 0xA1000, Events: 5}
+	doc, err = encode(func(p *StoredCheckpoint) { p.Said = said }, away.Record)
+	if err != nil || !strings.HasPrefix(doc, `{"v":9,`) {
+		t.Errorf("what a home has said: %s, %v", doc, err)
+	}
+	before := strings.Replace(doc, `"v":9`, `"v":8`, 1) // as it was written for a day
+	if rec, err := Decode([]byte(before)); err != nil || rec.Checkpoints[2].Said != said {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	_, away = awayReadings()
 	if doc, err := encode(func(*StoredCheckpoint) {}, away.Record); err != nil ||
 		!strings.HasPrefix(doc, `{"v":7,`) || strings.Contains(doc, "tally") || strings.Contains(doc, `"home":{`) {
 		t.Errorf("without: %s, %v", doc, err)

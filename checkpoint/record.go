@@ -19,7 +19,8 @@ import (
 const (
 	recordVersion = clustersVersion // the newest
 
-	// an owner, for a stream that clusters share; or a hello, of a home for which others publish
+	// an owner, for a stream that clusters share; a hello, of a home for which others publish; checkpoints
+	// with what a home has said, which version 8 had for a day
 	clustersVersion = 9
 	tallyVersion    = 8 // checkpoints with a tally, or with what a home has confirmed
 	clusterVersion  = 7 // mappings with a control table or a subscription, and checkpoints of such
@@ -134,7 +135,8 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
-	case c.Epoch > 0, c.Hello > 0:
+	case c.Epoch > 0, c.Hello > 0,
+		slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Said != relay.Said{} }):
 		c.Version = clustersVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return counts(p.Checkpoint) }):
 		c.Version = tallyVersion
