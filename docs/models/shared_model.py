@@ -16,7 +16,7 @@ messages. So after a loss nobody cuts below an input that the home has committed
 all that can have been read. (In a program: a row of the home that names the broker's present life.)
 
 The claim: the stream is at any time the beginning of what the rules make of the home's WAL and the cuts, so each event is there once, in
-order; each consumer has done the beginning of that, each event once; and it is complete as far as somebody has the rows, unless the home is gone for good and the broker lost something behind its last row.
+order; each consumer has done the beginning of that, each event once; and it is complete as far as somebody has the rows, unless the home is gone for good and the broker lost something behind its last input.
 
 Run: python3 shared_model.py [trials [first seed]]       random trials
      python3 shared_model.py mutations                   takes away one rule after the other: each must fail
@@ -390,11 +390,12 @@ def trial(seed):
     have = w.history if w.alive else max((([x for _, ours, x in c.wal if ours]) for c in w.clusters[1:]), key=len)
     w.check()
     due = {(x.lsn, i) for x in have for i in range(len(x.events))}
+    newest = max((x.lsn for x in have if x.watermark is None), default=0)   # a cut lies at an input
     for _ in range(10_000):
         w.step()
         if len(w.stream) >= len(due) and due <= {m.event.pos for m in w.stream if m.event}: break
-        if not w.alive and w.lost_at >= (have[-1].lsn if have else 0): break    # nobody cuts any more
-        if not w.alive and w.stream and w.stream[-1].thru > (have[-1].lsn if have else 0): break    # the home alone can go on
+        if not w.alive and w.lost_at >= newest: break                   # nobody cuts any more
+        if not w.alive and w.stream and w.stream[-1].thru > newest: break   # the home alone can go on
     else: raise AssertionError("events are missing: %d of %d" % (len(due - {m.event.pos for m in w.stream if m.event}), len(due)))
     w.check()
     return w
