@@ -53,12 +53,28 @@ func readControl(ctx context.Context, q Querier, cfg Config) (Table, error) {
 	}
 	for _, name := range relay.ControlColumns {
 		if c, ok := t.Column(name); !ok || c.TypeName != "text" {
-			return t, postgres.Fatal(nil, "control_table", "Set cluster.control to a table that is not "+
-				"there yet, and run `outflow init`: it makes one",
-				"table %s, which cluster.control names, has no column %q of type text", cfg.Control, name)
+			return t, badControl(cfg, fmt.Sprintf("column %q of type text", name))
 		}
 	}
+	// A row takes the place of the one before it, which subscribers find by it too.
+	var key bool
+	err = q.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index i
+			JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+		WHERE i.indrelid = $1 AND i.indisprimary AND i.indimmediate AND i.indnkeyatts = 1
+			AND a.attname = 'id' AND a.atttypid = 'uuid'::regtype AND a.atthasdef)`, t.OID).Scan(&key)
+	if err != nil {
+		return t, fmt.Errorf("read the key of %s: %w", cfg.Control, err)
+	}
+	if !key {
+		return t, badControl(cfg, `primary key "id" of type uuid with a default`)
+	}
 	return t, nil
+}
+
+func badControl(cfg Config, lacks string) error {
+	return postgres.Fatal(nil, "control_table", "Set cluster.control to a table that is not there yet, and "+
+		"run `outflow init`: it makes one", "table %s, which cluster.control names, has no %s", cfg.Control,
+		lacks)
 }
 
 // createControl makes the control table. The key is for subscribers, to find the row that is deleted.
