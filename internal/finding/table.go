@@ -101,6 +101,10 @@ var table = []Finding{
 		Title: "A subscription is to skip a transaction",
 		Hint: "Mend the conflict instead, and take it back with `ALTER SUBSCRIPTION ... SKIP (lsn = " +
 			"NONE)`: no other cluster can publish the rows of a transaction that was skipped there."},
+	{Code: "cluster_deletes", Severity: Warning,
+		Title: "A publication for other clusters leaves out the deletes of the control table",
+		Hint: "Let it publish deletes too. A row takes the place of the one before it: without its delete, " +
+			"that one stays there for ever, and a subscription stops at a row with the same key."},
 	{Code: "cluster_count", Severity: Critical, Classes: gap,
 		Title: "A subscription has not brought the events that their home has counted",
 		Hint: "Find out which of its transactions are missing or were changed here: one that was skipped, " +

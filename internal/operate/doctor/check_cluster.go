@@ -28,13 +28,13 @@ type Subscription struct {
 	DisableOnError bool `json:"disable_on_error"`
 }
 
-func (f *Facts) inCluster() bool {
-	return f.Config.Cluster.ID > 0 && f.Postgres != nil && f.Postgres.Number >= awayMajor && f.hasTable()
-}
+func (f *Facts) inCluster() bool { return f.Config.Cluster.ID > 0 && f.Postgres != nil && f.hasTable() }
+
+func (f *Facts) knowsOrigins() bool { return f.inCluster() && f.Postgres.Number >= awayMajor }
 
 // readSubscriptions reads those that have the outbox. Below 16 they don't say what has to be known.
 func (r *pgReader) readSubscriptions(ctx context.Context) error {
-	if r.f.Layout == nil || !r.f.inCluster() {
+	if r.f.Layout == nil || !r.f.knowsOrigins() {
 		return nil
 	}
 	return query(ctx, r.conn, &r.f.Subscriptions, many(`SELECT s.subname AS name, s.suborigin AS origin,
@@ -49,7 +49,7 @@ func (r *pgReader) readSubscriptions(ctx context.Context) error {
 }
 
 var clusterChecks = []check{
-	{name: "cluster.mesh", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+	{name: "cluster.mesh", needs: []source{srcSubscriptions}, about: (*Facts).knowsOrigins,
 		run: func(f *Facts, r *reporter) {
 			n, table := len(f.Subscriptions), f.Layout.Mapping.Table
 			if want := f.Config.Cluster.Count - 1; want > 0 && n != want {
@@ -62,7 +62,7 @@ var clusterChecks = []check{
 			}
 			r.ok("%d subscriptions bring table %s", n, table)
 		}},
-	{name: "cluster.skips", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+	{name: "cluster.skips", needs: []source{srcSubscriptions}, about: (*Facts).knowsOrigins,
 		run: func(f *Facts, r *reporter) {
 			for _, s := range f.Subscriptions {
 				if s.Skip != "0/0" {
@@ -72,7 +72,7 @@ var clusterChecks = []check{
 			}
 			r.ok("no subscription is to skip a transaction")
 		}},
-	{name: "cluster.lag", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+	{name: "cluster.lag", needs: []source{srcSubscriptions}, about: (*Facts).knowsOrigins,
 		run: func(f *Facts, r *reporter) {
 			// With less room a cluster that is late looks like one that is silent: models/islands_model.py.
 			limit := f.Config.Cluster.MaximumDelay / 4
@@ -92,7 +92,7 @@ var clusterChecks = []check{
 			}
 			r.ok("%d subscriptions are applied", len(f.Subscriptions))
 		}},
-	{name: "cluster.errors", needs: []source{srcSubscriptions}, about: (*Facts).inCluster,
+	{name: "cluster.errors", needs: []source{srcSubscriptions}, about: (*Facts).knowsOrigins,
 		run: func(f *Facts, r *reporter) {
 			for _, s := range f.Subscriptions {
 				if s.Errors > 0 {
@@ -135,6 +135,16 @@ var clusterChecks = []check{
 				}
 			}
 			r.ok("%d keep WAL for others", n)
+		}},
+	{name: "cluster.deletes", needs: []source{srcPublication},
+		about: func(f *Facts) bool { return f.Config.Cluster.Control != "" },
+		run: func(f *Facts, r *reporter) {
+			for _, name := range f.Publication.NoDeletes {
+				r.find("cluster_deletes", "publication %s has control table %s and publishes no deletes",
+					quote(name), f.Config.Cluster.Control).Command = "ALTER PUBLICATION " +
+					postgres.Quote(name) + " SET (publish = 'insert, update, delete, truncate')"
+			}
+			r.ok("what replaces a row of the control table is published whole")
 		}},
 	{name: "cluster.home", needs: []source{srcRecord},
 		about: func(f *Facts) bool { return f.Config.Cluster.ID > 0 && f.newest() != nil },

@@ -35,7 +35,8 @@ func healthy(t *testing.T) *Facts {
 	}
 	cfg.Postgres.URL, cfg.Postgres.WriteURL = "postgres://db1/app", "postgres://db1/app"
 	cfg.Reorder.Mode = config.ModeGap
-	cfg.Cluster = config.Cluster{ID: 1, Count: 2, MaximumDelay: 10 * time.Second}
+	cfg.Cluster = config.Cluster{ID: 1, Count: 2, MaximumDelay: 10 * time.Second,
+		Control: "public.outflow_control"}
 	text := func(name string, n int16) catalog.Column {
 		return catalog.Column{Name: name, Number: n, TypeOID: 25, TypeName: "text", NotNull: true,
 			Category: "S"}
@@ -429,12 +430,18 @@ var harm = []struct {
 		f.Subscriptions[0].DisableOnError = true
 	}},
 	{"cluster.slots", "cluster_slot_lost", "error", func(f *Facts) { f.Slots[2].WALStatus = "lost" }},
+	{"cluster.slots", "cluster_slot_lost", "error", func(f *Facts) { // PostgreSQL 14 has subscribers as well
+		f.Postgres.Number, f.Slots[2].WALStatus = 140020, "lost"
+	}},
 	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) { f.Slots[2].Safe = ptr[int64](300 << 10) }},
 	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) {
 		f.Slots[2].Safe, f.Slots[2].Retained = nil, muchWAL+1
 	}},
 	{"cluster.slots", "cluster_slot", "warning", func(f *Facts) { // a subscription may be called so
 		f.Slots[2].Holder, f.Slots[2].Safe = "outflow_from_1", ptr[int64](0)
+	}},
+	{"cluster.deletes", "cluster_deletes", "warning", func(f *Facts) {
+		f.Publication.NoDeletes = []string{"replicated"}
 	}},
 	{"cluster.home", "cluster_home", "warning", func(f *Facts) {
 		r := f.Readings.Record

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -191,6 +192,34 @@ func TestRowsShowMissingCountersAndUnsortedKeys(t *testing.T) {
 			if got := r.code(name); got != want {
 				t.Errorf("%s: %s, want %s", name, got, want)
 			}
+		}
+	})
+}
+
+// A publication of an Outflow has inserts alone, as init makes it; one for other clusters needs deletes too.
+func TestAPublicationWithoutDeletesIsFound(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		d := outboxdb.New(t, srv)
+		d.Exec("CREATE TABLE control (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY)")
+		for name, what := range map[string]string{
+			"outflow":    "TABLE control WITH (publish = 'insert')",
+			"shard":      "TABLE control WITH (publish = 'insert', publish_via_partition_root)",
+			"replicated": "TABLE control, other",
+			"bad":        "TABLE other, control WITH (publish = 'insert')",
+			"everything": "ALL TABLES WITH (publish = 'insert, update', publish_via_partition_root)",
+			"changes":    "TABLE control WITH (publish = 'update')",
+			"else":       "TABLE other WITH (publish = 'insert')",
+		} {
+			d.Exec("CREATE PUBLICATION " + postgres.Quote(name) + " FOR " + what)
+		}
+		conn, err := pgx.Connect(outboxdb.Within(t), d.URL)
+		must.Succeed(t, err)
+		defer postgres.Close(conn)
+		cfg := config.Config{Publication: "outflow", Cluster: config.Cluster{Control: "control"}}
+		names, err := withoutDeletes(outboxdb.Within(t), conn, cfg)
+		if err != nil || !slices.Equal(names, []string{"bad", "everything"}) {
+			t.Errorf("%q, %v", names, err)
 		}
 	})
 }

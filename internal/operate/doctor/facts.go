@@ -152,6 +152,8 @@ type Facts struct {
 type publication struct {
 	Identity  relay.PublicationIdentity
 	AllTables bool
+	// others with the control table that publish its inserts and not its deletes
+	NoDeletes []string
 }
 
 // known reports whether all these sources were read.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/outbox"
@@ -102,9 +103,29 @@ func (r *pgReader) readPublication(ctx context.Context) error {
 			return err
 		}
 		r.f.Publication.Identity, r.f.Readings.Publication = id, id
-		return q.QueryRow(ctx, "SELECT puballtables FROM pg_publication WHERE pubname = $1",
+		err = q.QueryRow(ctx, "SELECT puballtables FROM pg_publication WHERE pubname = $1",
 			r.f.Config.Publication).Scan(&r.f.Publication.AllTables)
+		if err != nil || r.f.Config.Cluster.Control == "" {
+			return err
+		}
+		r.f.Publication.NoDeletes, err = withoutDeletes(ctx, q, r.f.Config)
+		return err
 	})
+}
+
+// withoutDeletes lists the publications by which others replicate rows of the control table, and not that
+// another one took their place. What publishes inserts alone, by the root, is an Outflow's: init makes it so.
+func withoutDeletes(ctx context.Context, q catalog.Querier, cfg config.Config) (names []string, err error) {
+	schema, table, err := catalog.SplitTable(cfg.Cluster.Control)
+	if err != nil {
+		return nil, err
+	}
+	return names, q.QueryRow(ctx, `SELECT coalesce(array_agg(p.pubname::text ORDER BY p.pubname), '{}')
+		FROM pg_publication p WHERE p.pubname <> $1 AND p.pubinsert AND NOT p.pubdelete
+		AND (p.pubupdate OR p.pubtruncate OR NOT p.pubviaroot)
+		AND EXISTS (SELECT FROM pg_publication_tables t
+			WHERE t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3)`,
+		cfg.Publication, schema, table).Scan(&names)
 }
 
 // tables lists the schemas in which consumers have a table, and fails without the right to read one.
