@@ -94,7 +94,8 @@ func (r *Record) validateOwner() error {
 		return fmt.Errorf("%d cuts, at most %d", len(r.Cuts), maxCuts)
 	}
 	for i, cut := range r.Cuts {
-		if cut.LSN == 0 || i > 0 && (cut.LSN <= r.Cuts[i-1].LSN || cut.Seq <= r.Cuts[i-1].Seq) {
+		if cut.LSN == 0 || cut.Seq <= r.Base ||
+			i > 0 && (cut.LSN <= r.Cuts[i-1].LSN || cut.Seq <= r.Cuts[i-1].Seq) {
 			return fmt.Errorf("cut %v is out of order", cut)
 		}
 	}

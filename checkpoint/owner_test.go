@@ -44,6 +44,7 @@ func TestARecordSaysWhoOwnsTheStream(t *testing.T) {
 		"one sequence":     func(r *Record) { r.Cuts[0].Seq = 8 },
 		"a cut below all":  func(r *Record) { r.Cuts[0].LSN = 0xFFF },
 		"a cut before all": func(r *Record) { r.Cuts[0].Seq = 5 },
+		"an accepted cut":  func(r *Record) { r.Base = 6 },
 		"too many cuts": func(r *Record) {
 			for i := range maxCuts {
 				r.Cuts = append(r.Cuts, StoredCut{outbox.LSN(0x2000 + i), uint64(10 + i)})
