@@ -60,6 +60,10 @@ func TestEachClusterReplacesItsOwnControlRows(t *testing.T) {
 	must.Succeed(t, err)
 	until, done := time.Now().Add(300*time.Millisecond), make(chan error, 1)
 	go func() { done <- first.ClusterRow(within(t), mark(1, 6), until) }()
+	await.True(func() bool {
+		return d.Text(`SELECT count(*)::text FROM pg_locks JOIN pg_stat_activity USING (pid)
+			WHERE NOT granted AND datname = current_database()`) == "1"
+	})
 	await.True(func() bool { return time.Now().After(until) })
 	must.Succeed(t, tx.Commit(within(t)))
 	if err := <-done; !errors.Is(err, ErrLate) {

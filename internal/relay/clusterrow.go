@@ -12,20 +12,20 @@ import (
 // what. They are no inputs. An outflow that does not know it passes them over.
 const ClusterPrefix = "outflow.cluster"
 
-// ClusterRow is what a cluster says to the others in a control row. Which fields it has depends on Kind, the
-// others are zero.
+// ClusterRow is a control row in which a cluster tells the others something. Kind says which of the other
+// fields it has; the rest are zero.
 type ClusterRow struct {
 	Kind ClusterRowKind
-	By   int // cluster.id of its writer, from 1 to [outbox.MaxCluster]
-	Home int // Echo, Claim: the cluster that it is about, not By
+	By   int // cluster.id of the writer, from 1 to [outbox.MaxCluster]
+	Home int // Echo, Claim: cluster.id of the cluster that the row is about, never By
 
-	// Hello is the number of a hello: a hello's own; an echo's, of the hello that it answers; of a yield and
-	// a claim the newest one that its writer has said, or read of Home. From 1; each hello of a cluster has a
-	// greater one than those before.
+	// Hello is the number of a hello: in a hello its own, in an echo that of the hello that it answers, in a
+	// yield that of the writer's newest hello, in a claim that of the newest hello that the writer has read
+	// of Home. The first hello of a cluster has at least 1, each later one a greater number.
 	Hello uint64
 
-	From outbox.LSN // Claim: of the home's commits that end above it
-	To   outbox.LSN // Claim: and up to here; Published: up to here
+	From outbox.LSN // Claim: the commits of Home that end above it
+	To   outbox.LSN // Claim: and at or below it; Published: the writer's commits that end at or below it
 }
 
 // ClusterRowKind is what a [ClusterRow] says.
@@ -34,13 +34,13 @@ type ClusterRowKind uint8
 // The kinds.
 const (
 	_ ClusterRowKind = iota
-	// Published: of the writer's commits those up to To are in its stream, or left to others. Also a sign of
-	// life. Unlike what a [Watermark] confirms they may be lost by a NATS server that crashes.
+	// Published: the writer's commits up to To are in its stream, or it leaves them to others. A NATS server
+	// that crashes may still lose them, unlike what a [Watermark] confirms. It is a sign of life as well.
 	Published
-	Hello // the writer has started, or its NATS is back: it publishes nothing until all have echoed
-	Echo  // whatever the writer had claimed of the home before that hello lies before this row
-	Yield // the writer can't reach its NATS: others may claim at once
-	Claim // the writer publishes what the home has in From to To
+	Hello // the writer has started, or its NATS is back; it publishes nothing until all others have echoed
+	Echo  // what the writer claimed from Home before it read that hello, it wrote before this row
+	Yield // the writer can't reach its NATS; others may claim its commits at once
+	Claim // the writer publishes the commits of Home that end above From, up to To
 )
 
 var clusterRowKinds = [...]string{Published: "published", Hello: "hello", Echo: "echo", Yield: "yield",
