@@ -2,8 +2,6 @@ package relay
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -53,64 +51,47 @@ func (k ClusterRowKind) String() string {
 	return fmt.Sprintf("ClusterRowKind(%d)", uint8(k))
 }
 
-const clusterRowVersion = 1
-
 // Content is the content of the control row.
 func (r ClusterRow) Content() string {
-	return fmt.Sprintf("v=%d %v by=%d home=%d hello=%d from=%v to=%v", clusterRowVersion, r.Kind, r.By,
-		r.Home, r.Hello, r.From, r.To)
+	return fmt.Sprintf("v=1 %v by=%d home=%d hello=%d from=%v to=%v", r.Kind, r.By, r.Home, r.Hello, r.From,
+		r.To)
 }
 
 // ParseClusterRow reads exactly what [ClusterRow.Content] writes. It is a claim of whoever may write control
 // rows. One of a version that is not known is an error: whoever passes it over may publish what another one
 // does.
 func ParseClusterRow(content string) (r ClusterRow, err error) {
-	fail := func(format string, args ...any) (ClusterRow, error) {
-		return ClusterRow{}, fmt.Errorf("cluster row %q: %s", content, fmt.Sprintf(format, args...))
-	}
-	fields := strings.Split(content, " ")
-	if fields[0] != "v="+strconv.Itoa(clusterRowVersion) {
-		return fail("version %q is not known", fields[0])
-	}
-	if len(fields) != 2+len(clusterRowKeys) {
-		return fail("want %d fields", 2+len(clusterRowKeys))
-	}
+	var kind string
+	_, err = fmt.Sscanf(content, "v=1 %s by=%d home=%d hello=%d from=%v to=%v", &kind, &r.By, &r.Home,
+		&r.Hello, scannedLSN{&r.From}, scannedLSN{&r.To})
 	for k, name := range clusterRowKinds {
-		if name != "" && name == fields[1] {
+		if name == kind {
 			r.Kind = ClusterRowKind(k)
 		}
 	}
-	for i, key := range clusterRowKeys {
-		value, ok := strings.CutPrefix(fields[2+i], key)
-		if !ok {
-			return fail("want %s", key)
-		}
-		switch i {
-		case 0:
-			r.By, err = strconv.Atoi(value)
-		case 1:
-			r.Home, err = strconv.Atoi(value)
-		case 2:
-			r.Hello, err = strconv.ParseUint(value, 10, 64)
-		case 3:
-			r.From, err = outbox.ParseLSN(value)
-		case 4:
-			r.To, err = outbox.ParseLSN(value)
-		}
-		if err != nil {
-			return fail("%s %v", strings.TrimSuffix(key, "="), err)
-		}
+	if err == nil {
+		err = r.sound()
 	}
-	if text := r.Content(); text != content {
-		return fail("it would be written %q", text)
+	if err == nil && r.Content() != content {
+		err = fmt.Errorf("it would be written %q", r.Content())
 	}
-	if err := r.sound(); err != nil {
-		return fail("%v", err)
+	if err != nil {
+		return ClusterRow{}, fmt.Errorf("cluster row %q: %w", content, err)
 	}
 	return r, nil
 }
 
-var clusterRowKeys = [...]string{"by=", "home=", "hello=", "from=", "to="}
+// scannedLSN is where fmt.Sscanf puts an LSN.
+type scannedLSN struct{ *outbox.LSN }
+
+// Scan is that of fmt.Scanner.
+func (l scannedLSN) Scan(s fmt.ScanState, _ rune) error {
+	text, err := s.Token(false, nil)
+	if err == nil {
+		*l.LSN, err = outbox.ParseLSN(string(text))
+	}
+	return err
+}
 
 func (r ClusterRow) sound() error {
 	about := r.Kind == Echo || r.Kind == Claim

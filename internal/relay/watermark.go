@@ -4,8 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -59,59 +57,27 @@ type Said struct {
 	Events uint64     `json:"events"` // that it counts
 }
 
-// The keys of a watermark, in their order.
-var watermarkKeys = [...]string{"confirmed=", "timeline=", "began=", "at=", "since=", "events=", "sum="}
-
-const watermarkVersion = 1
-
 // Content is the content of the control row.
 func (w Watermark) Content() string {
-	return fmt.Sprintf("v=%d confirmed=%v timeline=%d began=%v at=%v since=%v events=%d sum=%016x",
-		watermarkVersion, w.LSN, w.Timeline, w.Began, w.At, w.Since, w.Events, w.Sum)
+	return fmt.Sprintf("v=1 confirmed=%v timeline=%d began=%v at=%v since=%v events=%d sum=%016x", w.LSN,
+		w.Timeline, w.Began, w.At, w.Since, w.Events, w.Sum)
 }
 
-// ParseWatermark reads what [Watermark.Content] writes of a commit that ends at lsn. It is a claim of whoever
-// may write control rows: one of a version that is not known, or of what comes behind it, is an error.
+// ParseWatermark reads exactly what [Watermark.Content] writes, of a commit that ends at lsn. It is a claim
+// of whoever may write control rows: one of a version that is not known, or of what comes behind it, is an
+// error.
 func ParseWatermark(content string, lsn outbox.LSN) (w Watermark, err error) {
 	fail := func(format string, args ...any) (Watermark, error) {
-		return Watermark{}, fmt.Errorf("watermark %q: %s", content, fmt.Sprintf(format, args...))
+		return Watermark{}, fmt.Errorf("watermark %q: %w", content, fmt.Errorf(format, args...))
 	}
-	version, rest, _ := strings.Cut(content, " ")
-	if v, ok := strings.CutPrefix(version, "v="); !ok || v != strconv.Itoa(watermarkVersion) {
-		return fail("version %q is not known", version)
-	}
-	for i, key := range watermarkKeys {
-		var field string
-		field, rest, _ = strings.Cut(rest, " ")
-		value, ok := strings.CutPrefix(field, key)
-		if !ok {
-			return fail("want %s", key)
-		}
-		var n uint64
-		switch i {
-		case 0:
-			w.LSN, err = outbox.ParseLSN(value)
-		case 1:
-			n, err = strconv.ParseUint(value, 10, 32)
-			w.Timeline = uint32(n)
-		case 2:
-			w.Began, err = outbox.ParseLSN(value)
-		case 3:
-			w.At, err = outbox.ParseLSN(value)
-		case 4:
-			w.Since, err = outbox.ParseLSN(value)
-		case 5:
-			w.Events, err = strconv.ParseUint(value, 10, 64)
-		case 6:
-			w.Sum, err = strconv.ParseUint(value, 16, 64)
-		}
-		if err != nil {
-			return fail("%s %v", strings.TrimSuffix(key, "="), err)
-		}
-	}
+	_, err = fmt.Sscanf(content, "v=1 confirmed=%v timeline=%d began=%v at=%v since=%v events=%d sum=%x",
+		scannedLSN{&w.LSN}, &w.Timeline, scannedLSN{&w.Began}, scannedLSN{&w.At}, scannedLSN{&w.Since},
+		&w.Events, &w.Sum)
 	switch {
-	case rest != "":
-		return fail("something follows")
+	case err != nil:
+		return fail("%w", err)
+	case w.Content() != content:
+		return fail("it would be written %q", w.Content())
 	case w.Timeline == 0 || w.LSN == 0:
 		return fail("confirmed %v on timeline %d", w.LSN, w.Timeline)
 	case w.LSN >= lsn || w.At >= lsn || w.Began >= lsn:
