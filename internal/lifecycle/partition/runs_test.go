@@ -1,0 +1,136 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// TestASecondRunEndsAtOnce, and one whose session was ended drops nothing when it wakes up.
+func TestASecondRunEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	asleep, wake := make(chan struct{}), make(chan struct{})
+	first := w.o
+	first.Hit = func(point string) {
+		if point == "partition.verified" {
+			close(asleep)
+			<-wake
+		}
+	}
+	m, err := Open(outboxdb.Within(t), w.target(), w.cfg, first)
+	must.Succeed(t, err)
+	defer m.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := m.Apply(context.Background())
+		ended <- err
+	}()
+	<-asleep // verified, and about to drop
+	_, err = w.try()
+	f := wantFault(t, err, outbox.Transient, codeBusy)
+	pid := fmt.Sprint(m.conn.PgConn().PID())
+	if !strings.Contains(f.Message, pid) {
+		t.Errorf("the process %s is not named: %v", pid, f)
+	}
+	// somebody writes to it meanwhile, and a run after that finds it
+	w.Exec(`INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 9, '{}',
+		'2024-05-01 02:00Z')`)
+	w.terminate(pid)
+	wantWhy(t, w.apply(), 0, "its rows are not those that were verified")
+	close(wake)
+	if err := <-ended; err == nil {
+		t.Error("the first run succeeded")
+	}
+	if !w.exists(0) {
+		t.Error("it is gone")
+	}
+}
+
+// terminate ends a session, and waits until its locks are gone with it.
+func (w *world) terminate(pid string) {
+	w.T.Helper()
+	w.Exec("SELECT pg_terminate_backend($1::text::int)", pid)
+	outboxdb.Eventually(w.T, "the session has ended", func() bool {
+		return w.Text("SELECT (count(*) = 0)::text FROM pg_stat_activity WHERE pid = $1::text::int",
+			pid) == "true"
+	})
+}
+
+// TestAStoppedDropLetsItsLockGo: PostgreSQL ends the session of a process that is stopped in the middle of a
+// drop, so that a repair can read the partition, and another run goes on.
+func TestAStoppedDropLetsItsLockGo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	var m *Manager
+	show := func(setting string) (value string) {
+		must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SHOW "+setting).Scan(&value))
+		return value
+	}
+	stopped := false
+	w.o.Hit = func(point string) {
+		if point == "partition.dropping" {
+			stopped = true
+			for _, setting := range []string{"idle_session_timeout", "idle_in_transaction_session_timeout"} {
+				if got := show(setting); got != "1min" {
+					t.Errorf("%s is %s", setting, got)
+				}
+			}
+			_, err := m.conn.Exec(outboxdb.Within(t), // a minute is too long here
+				"SET LOCAL idle_in_transaction_session_timeout = 1")
+			must.Succeed(t, err)
+			if n := w.Text("SELECT count(*)::text FROM outbox_0"); n != "5" { // it waits for the lock
+				t.Errorf("%s rows", n)
+			}
+		}
+	}
+	m = w.manager()
+	if steps, err := m.Apply(outboxdb.Within(t)); err == nil || !stopped || !w.exists(0) {
+		t.Fatalf("%+v, %v", steps, err)
+	}
+	w.o.Hit = nil
+	if steps := w.apply(); w.exists(0) {
+		t.Errorf("it stays: %+v", steps)
+	}
+}
+
+// TestADropThatReadsForLongKeepsItsLock: PostgreSQL hears of a process that reads the archive.
+func TestADropThatReadsForLongKeepsItsLock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.confirm(w.Slot)
+	w.cfg.beat = time.Millisecond
+	m := w.manager()
+	outside, beats := m.o.Outside, 0
+	m.o.Outside = func(ctx context.Context) (Outside, error) {
+		heard := func() string {
+			return w.Text("SELECT state_change::text FROM pg_stat_activity WHERE pid = $1::text::int AND "+
+				"xact_start IS NOT NULL", fmt.Sprint(m.conn.PgConn().PID()))
+		}
+		if w.Text("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1::text::int AND mode = "+
+			"'AccessExclusiveLock')::text", fmt.Sprint(m.conn.PgConn().PID())) == "true" {
+			before := heard()
+			outboxdb.Eventually(t, "it says that it is there", func() bool { return heard() != before })
+			beats++
+		}
+		return outside(ctx)
+	}
+	if steps, err := m.Apply(outboxdb.Within(t)); err != nil || w.exists(0) || beats != 1 {
+		t.Errorf("%d times within the drop; %+v, %v", beats, steps, err)
+	}
+}

@@ -1,0 +1,315 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// maxSteps is more than a partition takes from one end to the other.
+const maxSteps = 12
+
+// advance takes a partition as far as it goes now; unless far, up to where every slot has confirmed it. What
+// it does not do any more is the rest: nil where the partition is gone.
+func (m *Manager) advance(ctx context.Context, s *situation, p *Partition, far bool) (done []Step, rest *Step,
+	err error) {
+	for range maxSteps {
+		step := m.next(s, p)
+		late := step.Action == Archive || step.Action == Verify || step.Action == Drop
+		if !step.Action.does() || late && !far {
+			return done, &step, nil
+		}
+		did, err := m.do(ctx, s, p, step)
+		if err != nil {
+			return done, nil, err
+		}
+		if !did.Action.does() {
+			return done, &did, nil
+		}
+		if done = append(done, did); did.Action == Drop || did.Action == Forget {
+			return done, nil, nil
+		}
+	}
+	return done, nil, fmt.Errorf("partition %s does not come to rest: %v", p.Name, done)
+}
+
+// clauseLocks stands for what a lock is waited for with.
+const clauseLocks = "locks"
+
+// do takes one step. It returns the step that came of it: another one where it has to wait.
+func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
+	var err error
+	switch step.Action {
+	case Detach:
+		return m.detach(ctx, s, p, step)
+	case Finalize:
+		return m.finalize(ctx, p, step)
+	case Seal:
+		return m.seal(ctx, s, p, step)
+	case Confirm:
+		p.State = Durable
+		err = m.note(ctx, m.conn, p)
+		m.o.Hit("partition.durable")
+	case Archive:
+		if s.Archive.Err != nil {
+			return step, s.Archive.Err
+		}
+		p.State = Archived
+		err = m.note(ctx, m.conn, p)
+		m.o.Hit("partition.archived")
+	case Verify:
+		return m.verify(ctx, s, p, step)
+	case Drop:
+		return m.drop(ctx, p, step)
+	case Forget:
+		_, err = m.conn.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND name = $2", m.root.Quoted(),
+			p.Name)
+	}
+	return step, err
+}
+
+// detach detaches a partition. The state is written first: what was detached is Outflow's then.
+func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
+	p.State = Detaching
+	if err := m.note(ctx, m.conn, p); err != nil {
+		return step, m.explain("write table "+m.ledger(), err)
+	}
+	m.o.Hit("partition.detaching")
+	sql := fmt.Sprintf("ALTER TABLE %s DETACH PARTITION %s", m.root.Quoted(), p.Name)
+	if s.byDefault() == nil {
+		sql += " CONCURRENTLY"
+	}
+	err := m.retry(ctx, func() error {
+		_, err := m.conn.Exec(ctx, sql)
+		if postgres.SQLState(err) == postgres.StateLockNotAvailable && s.byDefault() == nil {
+			// the first half may be done: the second one is FINALIZE then
+			if pending, lookErr := m.pending(ctx, p); lookErr != nil || pending {
+				p.Pending, p.Attached = true, false
+				return lookErr
+			}
+		}
+		return err
+	})
+	switch {
+	case postgres.SQLState(err) == postgres.StateLockNotAvailable:
+		return m.held(ctx, p)
+	case err != nil:
+		return step, m.explain("detach partition "+p.Name, err)
+	case p.Pending:
+		return step, nil
+	}
+	p.Attached = false
+	m.o.Hit("partition.detached")
+	return step, nil
+}
+
+func (m *Manager) pending(ctx context.Context, p *Partition) (yes bool, err error) {
+	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = $1 AND "+
+		"inhdetachpending)", p.OID).Scan(&yes)
+	if err != nil {
+		return false, fmt.Errorf("read whether partition %s is detached: %w", p.Name, err)
+	}
+	return yes, nil
+}
+
+// finalize ends a DETACH that was interrupted.
+func (m *Manager) finalize(ctx context.Context, p *Partition, step Step) (Step, error) {
+	if p.State != Detaching { // of somebody else, who is not at it any more
+		p.State = Detaching
+		if err := m.note(ctx, m.conn, p); err != nil {
+			return step, m.explain("write table "+m.ledger(), err)
+		}
+	}
+	err := m.retry(ctx, func() error {
+		_, err := m.conn.Exec(ctx, fmt.Sprintf("ALTER TABLE %s DETACH PARTITION %s FINALIZE", m.root.Quoted(),
+			p.Name))
+		return err
+	})
+	if postgres.SQLState(err) == postgres.StateLockNotAvailable {
+		return m.held(ctx, p)
+	}
+	if err != nil {
+		return step, m.explain("detach partition "+p.Name, err)
+	}
+	p.Pending, p.Attached = false, false
+	m.o.Hit("partition.detached")
+	return step, nil
+}
+
+// held says what a partition waits for.
+func (m *Manager) held(ctx context.Context, p *Partition) (Step, error) {
+	rows, err := m.conn.Query(ctx, `SELECT DISTINCT CASE WHEN x.gid IS NOT NULL THEN format('prepared transaction %L',
+			x.gid) ELSE format('server process %s', l.pid) END
+		FROM pg_locks l
+			LEFT JOIN pg_locks o ON l.pid IS NULL AND o.pid IS NULL AND o.locktype = 'transactionid'
+				AND o.virtualtransaction = l.virtualtransaction
+			LEFT JOIN pg_prepared_xacts x ON x.transaction = o.transactionid
+		WHERE l.locktype = 'relation' AND l.relation = ANY ($1::oid[]) AND l.granted AND l.pid IS DISTINCT FROM
+			pg_backend_pid() AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		UNION SELECT format('server process %s (open since %s)', pid, to_char(xact_start,
+				'YYYY-MM-DD HH24:MI:SS "UTC"'))
+			FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database()
+				AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+				AND xact_start < clock_timestamp() - interval '1 s'
+		LIMIT 10`, array([]uint32{m.root.OID, p.OID}))
+	if err != nil {
+		return Step{}, fmt.Errorf("look who holds the locks: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return Step{}, fmt.Errorf("look who holds the locks: %w", err)
+	}
+	return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "open transactions hold it: " +
+		strings.Join(all, ", ")}, nil
+}
+
+// seal sets the fence: the end of WAL, while nobody writes to the detached table.
+func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
+	sealed := *p
+	err := m.retry(ctx, func() error {
+		return m.inTx(ctx, func(tx pgx.Tx) (err error) {
+			sealed.reset()
+			sealed.Made = p.Made
+			switch {
+			case p.Sealed.IsZero():
+				sealed.Stream = s.Stream // the one that its rows went to
+			case p.System == s.System:
+				sealed.Stream = p.Stream
+			} // else nobody knows, and without ids nothing shows it
+			if err := m.lock(ctx, tx, p, "SHARE"); err != nil {
+				return err
+			}
+			var fence string
+			err = tx.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text, clock_timestamp()").
+				Scan(&fence, &sealed.Sealed)
+			if err != nil {
+				return err
+			}
+			if sealed.Fence, err = outbox.ParseLSN(fence); err != nil {
+				return err
+			}
+			if sealed.SealedSum, err = m.sum(ctx, tx, p); err != nil {
+				return err
+			}
+			sealed.State, sealed.System = Sealed, s.System
+			if err := m.note(ctx, tx, &sealed); err != nil {
+				return err
+			}
+			m.o.Hit("partition.sealing")
+			return nil
+		})
+	})
+	if postgres.SQLState(err) == postgres.StateLockNotAvailable {
+		return m.held(ctx, p)
+	}
+	if err != nil {
+		return step, m.explain("seal partition "+p.Name, err)
+	}
+	*p = sealed
+	step.Rows, step.Why = p.SealedSum.Rows, fmt.Sprintf("%s; the fence is %v", step.Why, p.Fence)
+	m.o.Hit("partition.sealed")
+	return step, nil
+}
+
+// lock locks a partition that is detached, and makes sure that it is the one that is meant.
+func (m *Manager) lock(ctx context.Context, tx pgx.Tx, p *Partition, mode string) error {
+	if _, err := tx.Exec(ctx, "LOCK TABLE "+p.Name+" IN "+mode+" MODE"); err != nil {
+		return err
+	}
+	var same, attached bool
+	err := tx.QueryRow(ctx, `SELECT $1::regclass::oid = $2, EXISTS (SELECT FROM pg_inherits
+		WHERE inhrelid = $2)`, p.Name, p.OID).Scan(&same, &attached)
+	if err == nil && !same {
+		err = postgres.Fatal(nil, codeTaken, "Look who made it; Outflow leaves it alone",
+			"table %s is another one than the partition of that name", p.Name)
+	}
+	if err == nil && attached {
+		err = &outbox.Fault{Class: outbox.Transient, Code: codeBusy,
+			Message: fmt.Sprintf("partition %s was attached meanwhile", p.Name), Hint: "Run the command " +
+				"again"}
+	}
+	return err
+}
+
+// sum counts the rows of a partition, and adds up the hashes of their ids.
+func (m *Manager) sum(ctx context.Context, tx pgx.Tx, p *Partition) (s Sum, err error) {
+	what := "t.*"
+	if m.cfg.ID != "" {
+		what = "t." + postgres.Quote(m.cfg.ID)
+	}
+	err = tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*), coalesce(sum(hashtextextended(concat(%s) COLLATE "C",
+		0)::numeric), 0)::text FROM ONLY %s t`, what, p.Name)).Scan(&s.Rows, &s.Hash)
+	if err != nil {
+		return s, fmt.Errorf("count the rows of partition %s: %w", p.Name, err)
+	}
+	return s, nil
+}
+
+// drop drops a partition, if every clause still holds while nobody can change it.
+func (m *Manager) drop(ctx context.Context, p *Partition, step Step) (Step, error) {
+	m.o.Hit("partition.verified")
+	instead := Step{}
+	err := m.retry(ctx, func() error {
+		instead = Step{}
+		return m.inTx(ctx, func(tx pgx.Tx) error {
+			if err := m.lock(ctx, tx, p, "ACCESS EXCLUSIVE"); err != nil {
+				return err
+			}
+			f, err := m.facts(ctx, tx)
+			if err != nil {
+				return err
+			}
+			found, err := m.sum(ctx, tx, p)
+			if err != nil {
+				return err
+			}
+			p.Found = &found
+			if f.Archive.Err != nil {
+				return f.Archive.Err
+			}
+			name, why := mayGo(&m.cfg, f, p)
+			switch {
+			case name == "verified": // somebody wrote to it: it is sealed and verified again
+				p.written()
+				instead = Step{Partition: p.Name, Action: Wait, Clause: name, Why: why}
+				return m.note(ctx, tx, p)
+			case name == "stream": // it is compared with the new one
+				p.State, p.Verified = Durable, nil
+				instead = Step{Partition: p.Name, Action: Wait, Clause: name, Why: why}
+				return m.note(ctx, tx, p)
+			case why != "":
+				instead = Step{Partition: p.Name, Action: Wait, Clause: name, Why: why}
+				return nil
+			}
+			if _, err := tx.Exec(ctx, "DROP TABLE "+p.Name); err != nil {
+				return err
+			}
+			gone := *p
+			gone.State = Dropped
+			if err := m.note(ctx, tx, &gone); err != nil {
+				return err
+			}
+			m.o.Hit("partition.dropping")
+			_, err = tx.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' AND "+
+				"name NOT IN (SELECT name FROM "+m.ledger()+" WHERE root = $1 AND state = 'dropped' "+
+				"ORDER BY changed_at DESC LIMIT $2)", m.root.Quoted(), maxHistory)
+			return err
+		})
+	})
+	if postgres.SQLState(err) == postgres.StateLockNotAvailable {
+		return m.held(ctx, p)
+	}
+	if err != nil {
+		return step, m.explain("drop partition "+p.Name, err)
+	}
+	if instead.Action != "" {
+		return instead, nil
+	}
+	m.o.Hit("partition.dropped")
+	return step, nil
+}
