@@ -115,6 +115,11 @@ func TestARecordsCutsAreCarriedOut(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	for _, cuts := range [][]StoredCut{nil, {{0x5001, 13}}} { // it would be waited for in silence
+		_, err := resolve(func(r *Readings) { r.Stream.Cut.LSN = 0x5001 }, cuts...)
+		refused(t, err, "server_behind", outbox.Gap, "0/5000 to 0/5001",
+			[]string{"cut at 0/5001", "sequence 13 of stream OUTBOX", "cluster 2", "0/5000"})
+	}
 	if _, err := resolve(func(r *Readings) { r.Record.Owner = 1 }); !errors.Is(err, ErrOwner) {
 		t.Errorf("another cluster's: %v", err)
 	}

@@ -83,6 +83,13 @@ func (v *resolver) behind() error {
 			top = max(top, n.Thru)
 		}
 	}
+	what := fmt.Sprintf("events up to %v were read from it: it was", top)
+	// A cut is carried out when the WAL was read up to it. One beyond its end would be waited for.
+	if c := v.Stream.Cut; c != nil && v.Record.Epoch > 0 && v.Stream.NewestSeq > v.Record.Base &&
+		!v.cfg.Mapping.Away() && c.LSN > top {
+		top, what = c.LSN, fmt.Sprintf("sequence %d of stream %s is a cut at %v, which cluster %d has "+
+			"written: that is no cut of its own, or it was", v.Stream.NewestSeq, v.cfg.Stream, c.LSN, c.Owner)
+	}
 	if v.Server.WALEnd >= top {
 		return nil
 	}
@@ -90,8 +97,7 @@ func (v *resolver) behind() error {
 		return fmt.Errorf("the WAL ends at %v, before %v: %w", v.Server.WALEnd, top, ErrStandby)
 	}
 	return v.gap("server_behind", v.Server.WALEnd, top, v.cfg.hintBehind(),
-		"the server's WAL ends at %v, but events up to %v were read from it: it was restored from an older "+
-			"copy", v.Server.WALEnd, top)
+		"the server's WAL ends at %v, but %s restored from an older copy", v.Server.WALEnd, what)
 }
 
 // newest refuses a stream whose newest message was made from a branch of the WAL that was left before it.
