@@ -20,6 +20,7 @@ const (
 	maxHeaders = 16 << 10 // bytes of the mapped headers
 	overhead   = 128      // bytes that a message counts for the protocol's headers, whatever they take
 	fenceBytes = 112      // likewise, for those of the fence
+	homeBytes  = 40       // likewise, for what names the home
 
 	defaultInbox = "_INBOX.outflow" // a narrow prefix that a server's permissions can name
 )
@@ -59,6 +60,9 @@ type Config struct {
 	// bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
 	MaxPayload int
 	MsgID      bool // set Nats-Msg-Id to the position
+	// Home is cluster.id of the cluster whose events these are, where clusters publish for one another: each
+	// message names it, and its Nats-Msg-Id is the same whoever publishes the event. 0: none is named.
+	Home int
 	// Fence lets each message name the newest cut of the stream, in the shared mode: see
 	// [Publisher.BehindCut].
 	Fence bool

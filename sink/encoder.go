@@ -32,7 +32,9 @@ func NewEncoder(cfg Config) (*Encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	enc.msgID, enc.fenced = false, false // what is too large stays as it is in the stream
+	// What is too large stays as it is in the stream. Of a row that is read in the table nobody knows whose
+	// it is.
+	enc.msgID, enc.fenced, enc.home = false, false, 0
 	enc.order = nil
 	enc.setOrder()
 	return &Encoder{enc: enc}, nil

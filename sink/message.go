@@ -57,6 +57,7 @@ type encoder struct {
 	limit       int   // sink.max_payload
 	keyed       bool
 	msgID       bool
+	home        int    // cluster.id of the one whose events these are, which messages name; 0: none
 	deadTo      string // the dead letters' subject; "" if a row that can't be published stops
 	ingress     string // prefix of every subject, with its last dot
 	mappedBytes int    // bytes that the mapped headers of the last message take, or would take
@@ -75,6 +76,7 @@ const (
 	slotMsgID
 	slotOutflow
 	slotLost
+	slotOrigin
 )
 
 func newEncoder(c Config) (*encoder, error) {
@@ -82,10 +84,13 @@ func newEncoder(c Config) (*encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	enc := &encoder{table: c.Table, template: t, limit: c.MaxPayload, keyed: c.Keyed, msgID: c.MsgID,
-		overhead: overhead, fenced: c.Fence}
+	enc := &encoder{table: c.Table, template: t, limit: c.MaxPayload, keyed: c.Keyed,
+		msgID: c.MsgID || c.Home > 0, home: c.Home, overhead: overhead, fenced: c.Fence}
 	if c.Fence {
 		enc.overhead += fenceBytes
+	}
+	if c.Home > 0 {
+		enc.overhead += homeBytes
 	}
 	for _, column := range t.Columns() {
 		f, ok := c.Resolve(column)
@@ -116,6 +121,9 @@ func (enc *encoder) setOrder() {
 	if enc.msgID {
 		names[slotMsgID] = headerMsgID
 	}
+	if enc.home > 0 {
+		names[slotOrigin] = outbox.HeaderOrigin
+	}
 	for i, h := range enc.mapped {
 		names[i] = h.name
 	}
@@ -144,7 +152,9 @@ func (enc *encoder) encode(m *message, e *relay.Event, h *outbox.Header, last ui
 		case slotExpected:
 			b = enc.expect(m, b, last)
 		case slotMsgID:
-			b = appendMsgID(b, e.Pos)
+			b = enc.appendMsgID(b, e)
+		case slotOrigin:
+			b = enc.appendOrigin(b)
 		case slotOutflow:
 			start := len(b)
 			b = appendOutflow(b, h)
@@ -214,9 +224,20 @@ func (enc *encoder) expect(m *message, b []byte, last uint64) []byte {
 	return b
 }
 
-func appendMsgID(b []byte, p outbox.Position) []byte {
+// appendMsgID appends the event's position, or what is the same whoever publishes it.
+func (enc *encoder) appendMsgID(b []byte, e *relay.Event) []byte {
 	b = append(b, headerMsgID+": "...)
-	b = p.Append(b)
+	if enc.home > 0 {
+		b = outbox.AppendOriginID(b, enc.home, e.Pos, e.ID)
+	} else {
+		b = e.Pos.Append(b)
+	}
+	return append(b, "\r\n"...)
+}
+
+func (enc *encoder) appendOrigin(b []byte) []byte {
+	b = append(b, outbox.HeaderOrigin+": "...)
+	b = strconv.AppendInt(b, int64(enc.home), 10)
 	return append(b, "\r\n"...)
 }
 

@@ -219,7 +219,8 @@ func TestADeadLetterFitsIntoAnyLimit(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x01", 5000)
 	for limit := MinMaxPayload; limit < 8<<10; limit += 37 {
-		enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: limit, MsgID: true})
+		home := limit % 2 * outbox.MaxCluster
+		enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: limit, MsgID: true, Home: home})
 		g := event(0, long, nil)
 		g.e.ID, g.e.Bad, g.h.ID, g.h.Key = long, long, long, long
 		const most = 1<<64 - 1

@@ -71,9 +71,12 @@ func (enc *encoder) deadLetter(m *message, e *relay.Event, h *outbox.Header, las
 	m.subject = append(append(m.subject[:0], enc.ingress...), enc.deadTo...)
 	b := enc.expect(m, append(m.header[:0], headerStart...), last)
 	if enc.msgID {
-		b = appendMsgID(b, e.Pos)
+		b = enc.appendMsgID(b, e)
 	}
 	b = enc.appendLost(b, last)
+	if enc.home > 0 {
+		b = enc.appendOrigin(b)
+	}
 	own := len(b)
 	b = appendOutflow(b, h)
 	b = append(b, HeaderDeadLetter+": "...)
