@@ -127,6 +127,9 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	}
 	here := offsetOf(m.Sequence, &e.head)
 	if d.source == live {
+		if err := d.check.checkHome(d.cfg, e); err != nil {
+			return err
+		}
 		if err := d.checkOrder(here, &e.head, m); err != nil {
 			return err
 		}

@@ -38,8 +38,11 @@ type Event struct {
 	Header nats.Header // all headers of the message. Must not be written to
 
 	Position outbox.Position // where it was committed: unique, and the same at each delivery
-	Sequence uint64          // in the stream; if replayed, the original one, or 0 if it came from the table
-	Time     time.Time       // when the stream stored it
+	// Home is cluster.id of the cluster that committed it, where clusters publish for one another. Another
+	// stream may have the same event again, with the same Home, Position and ID. 0: none is named.
+	Home     int
+	Sequence uint64    // in the stream; if replayed, the original one, or 0 if it came from the table
+	Time     time.Time // when the stream stored it
 
 	Schema     string // version of Data after all upcasters; empty without Config.Schema
 	Replayed   bool   // it comes from outflow replay: it was in the stream before
@@ -139,6 +142,9 @@ func (d *decoder) event(m *stream.Message) (*Event, error) {
 	if e.head, err = outbox.ParseHeader(packed[0]); err != nil {
 		return nil, foreign(notOurs+
 			". If a newer outflow published it, this consumer needs the newer library", "%v", err)
+	}
+	if e.Home, err = outbox.HomeOf(m.Header); err != nil {
+		return nil, foreign(notOurs, "%v", err)
 	}
 	e.Position, e.ID, e.Key = e.head.Pos, e.head.ID, e.head.Key
 	if e.head.N >= e.head.Of {

@@ -35,6 +35,8 @@ type streamCheck struct {
 	lastLost     offset
 	changed      bool // offsets were marked as lost, which has to be stored
 
+	home int // whose events these are, as the newest message says that names a home; 0: none does
+
 	// The sequences that were removed before they were read, as Config.AcceptGap allows. 0: none.
 	gapFrom, gapTo uint64
 }
@@ -81,6 +83,9 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
 	created time.Time) error {
 	m, err := src.Get(ctx, c.newest.Seq)
+	if m != nil {
+		c.home, _ = outbox.HomeOf(m.Header) // a malformed one was refused when it was read
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("stream %s: %w", cfg.Stream, err)
@@ -174,6 +179,23 @@ func (c *streamCheck) checkOffset(cfg *Config, here offset) error {
 	case c.removed && here.Seq > c.newest.Seq:
 		c.removed = false
 	}
+	return nil
+}
+
+// checkHome returns an error if a stream has events of several clusters, as one that sources their streams
+// has. Positions of one say nothing about those of another, so the marks can't tell what comes again when the
+// broker loses something.
+func (c *streamCheck) checkHome(cfg *Config, e *Event) error {
+	if e.Home == 0 {
+		return nil
+	}
+	if c.home != 0 && e.Home != c.home {
+		return fault(ErrStream, nil,
+			"Read the stream of each cluster by a consumer of its own (docs/clusters.md)",
+			"stream %s, consumer %s: sequence %d is an event of cluster %d, and before it came one of "+
+				"cluster %d", cfg.Stream, cfg.Name, e.seq, e.Home, c.home)
+	}
+	c.home = e.Home
 	return nil
 }
 
