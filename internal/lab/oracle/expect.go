@@ -21,6 +21,7 @@ type Config struct {
 	Cuts []LSN
 	// What it has left to other clusters, because they had claimed it; ascending. Not in gap mode
 	Left []Left
+	Home int // cluster.id of whose events these are, which each message names; 0: none does
 
 	// What is tolerated, and counted.
 	// messages that a repair published: what they are of and what they hold is compared, neither header nor

@@ -15,6 +15,7 @@ const (
 	expectedHeader   = "Nats-Expected-Last-Sequence"
 	msgIDHeader      = "Nats-Msg-Id"
 	lostHeader       = "Outflow-Lost"
+	originHeader     = "Outflow-Origin"
 )
 
 // Sort is the rule that a window was sorted by.

@@ -214,22 +214,21 @@ func (c *judged) headers(m *Message, e *expected, want string) {
 	var extra []string
 	for name, values := range m.Header {
 		switch name {
-		case packedHeader, expectedHeader, deadLetterHeader:
+		case packedHeader, expectedHeader, deadLetterHeader, msgIDHeader, originHeader:
 		case lostHeader:
 			got := m.Header.Get(name)
 			from, err := strconv.ParseUint(got, 10, 64)
 			if (err != nil || from == 0 || from >= m.Seq) && wrong == "" {
 				wrong = fmt.Sprintf("%s header %q, want a sequence before %d", name, got, m.Seq)
 			}
-		case msgIDHeader:
-			if got := m.Header.Get(name); got != e.Pos.String() && wrong == "" {
-				wrong = fmt.Sprintf("%s header %q, want %v", name, got, e.Pos)
-			}
 		default:
 			for _, v := range values {
 				extra = append(extra, name+": "+v)
 			}
 		}
+	}
+	if found := c.origin(m, e); found != "" && wrong == "" {
+		wrong = found
 	}
 	sort.Strings(extra)
 	if !c.cfg.Headers && !slices.Equal(extra, mapped) && wrong == "" {
@@ -239,6 +238,25 @@ func (c *judged) headers(m *Message, e *expected, want string) {
 		c.j.Header++
 		c.note(m, "%s", wrong)
 	}
+}
+
+// origin says what is wrong with the headers by which a message names its home, and one that is published
+// twice is known; "": nothing.
+func (c *judged) origin(m *Message, e *expected) string {
+	want := map[string]string{originHeader: "", msgIDHeader: ""}
+	if c.cfg.Home > 0 {
+		sum := sha256.Sum256([]byte(e.ID))
+		want[originHeader] = strconv.Itoa(c.cfg.Home)
+		want[msgIDHeader] = fmt.Sprintf("%d-%v-%x", c.cfg.Home, e.Pos, sum[:8])
+	} else if len(m.Header[msgIDHeader]) > 0 { // as sink.msg_id has it
+		want[msgIDHeader] = e.Pos.String()
+	}
+	for _, name := range []string{originHeader, msgIDHeader} {
+		if got := strings.Join(m.Header[name], ", "); got != want[name] {
+			return fmt.Sprintf("%s header %q, want %q", name, got, want[name])
+		}
+	}
+	return ""
 }
 
 // content compares subject and data.

@@ -207,6 +207,52 @@ func TestJudgeFindsEachFault(t *testing.T) {
 	}
 }
 
+// Each message names its home, and has the id that it has from every cluster, or none does.
+func TestTheJudgeKnowsWhoseEventsTheyAre(t *testing.T) {
+	t.Parallel()
+	truth := script(t, Source{}, eight...)
+	plain := Config{Settings: Settings{0, BySeqKey, 100, 1 << 20, Gap{}}}
+	homes := plain
+	homes.Home = 3
+	named := func() []*Message {
+		all := stream(t, truth, plain)
+		for i, m := range all {
+			h, err := ParseHeader(m.Header.Get(packedHeader))
+			must.Succeed(t, err)
+			m.Header[originHeader] = []string{"3"}
+			m.Header[msgIDHeader] = []string{fmt.Sprintf("3-%v-%s", h.Pos, idSums[i])}
+		}
+		return all
+	}
+	if j := judgeOf(t, truth, homes, named(), 0); !j.OK() {
+		t.Error(j.String())
+	}
+	if j := judgeOf(t, truth, plain, named(), 0); j.OK() || j.Header != 8 {
+		t.Errorf("nobody's: %s", j.String())
+	}
+	if j := judgeOf(t, truth, homes, stream(t, truth, plain), 0); j.OK() || j.Header != 8 {
+		t.Errorf("without the headers: %s", j.String())
+	}
+	for _, change := range []struct{ name, value string }{
+		{originHeader, ""}, {originHeader, "2"}, {msgIDHeader, ""}, {msgIDHeader, "0/400-0"},
+		{msgIDHeader, "2-0/400-0-" + idSums[5]}, {msgIDHeader, "3-0/400-1-" + idSums[5]},
+		{msgIDHeader, "3-0/400-0-" + idSums[6]},
+	} {
+		all := named()
+		if all[5].Header.Set(change.name, change.value); change.value == "" {
+			all[5].Header.Del(change.name)
+		}
+		j := judgeOf(t, truth, homes, all, 0)
+		if j.OK() || j.Header != 1 || !strings.Contains(j.First, change.name) {
+			t.Errorf("%s %q: %s", change.name, change.value, j.String())
+		}
+	}
+}
+
+// idSums begin the SHA-256 of e1 to e8, by sha256sum.
+var idSums = []string{"8b5cc4df7eec7d32", "ac0f09c0f8bf5e7a", "cef7fc13a3818093", "449777124b1466a8",
+	"43700797e2f9d4ad", "f33422b95e3b9831", "f3e2e400523c5068", "c33352e36a529830"}
+
 // The message's own sequence stands in its header.
 func TestTheJudgeReadsTheSequenceOfTheHeader(t *testing.T) {
 	t.Parallel()

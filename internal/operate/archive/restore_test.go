@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
@@ -59,8 +60,8 @@ func (w *world) restoring() string {
 func (w *world) archive(front bool) {
 	w.t.Helper()
 	w.publish(30)
-	_, err := w.js.PublishMsg(w.t.Context(), &nats.Msg{Subject: "outbox.raw", Data: []byte{0xff, 0}},
-		jetstream.WithMsgID("an id"))
+	_, err := w.js.PublishMsg(w.t.Context(), &nats.Msg{Subject: "outbox.raw", Data: []byte{0xff, 0},
+		Header: nats.Header{outbox.HeaderOrigin: {"3"}}}, jetstream.WithMsgID("an id"))
 	must.Succeed(w.t, err)
 	for _, seq := range []uint64{12, 20, 21, 22} {
 		must.Succeed(w.t, w.s.DeleteMsg(w.t.Context(), seq))

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"unsafe"
@@ -73,6 +74,18 @@ func TestALineHoldsTheDataUnchanged(t *testing.T) {
 		if err != nil || got != `{"subject":"s","headers":{"A":["<b>"]},"id":"","key":"",`+want+"\n" {
 			t.Errorf("%q: %q, %v", data, b, err)
 		}
+	}
+}
+
+// TestAReplayedEventNamesItsHome, and has no id by which a stream would drop it.
+func TestAReplayedEventNamesItsHome(t *testing.T) {
+	t.Parallel()
+	got := eventHeaders(nats.Header{outbox.HeaderName: {"v=1"}, outbox.HeaderOrigin: {"3"},
+		outbox.HeaderLost: {"1"}, nats.MsgIdHdr: {"3-0/10-0-9f86d081884c7d65"},
+		"Nats-Stream-Source": {"A 1"}})
+	want := nats.Header{outbox.HeaderName: {"v=1"}, outbox.HeaderOrigin: {"3"}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 

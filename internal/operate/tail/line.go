@@ -40,6 +40,7 @@ type Line struct {
 	Type     string           `json:"type,omitempty"` // of the mapped header that has it
 	Bytes    int              `json:"payload_bytes"`
 	Held     uint64           `json:"held_wal_bytes"`   // WAL from its commit to what closed its window
+	Home     int              `json:"home,omitempty"`   // cluster.id of whose event it is, where it names one
 	Late     bool             `json:"late,omitempty"`   // as gap mode marks it
 	Dead     string           `json:"dead,omitempty"`   // the reason of a dead letter
 	Replay   string           `json:"replay,omitempty"` // of `outflow replay`
@@ -151,6 +152,7 @@ func (l *lines) read(m jetstream.Msg, meta *jetstream.MsgMetadata) *Line {
 	if h, err := outbox.ParseHeader(header.Get(outbox.HeaderName)); err == nil {
 		line.Position, line.ID, line.Key, line.Late = &h.Pos, h.ID, h.Key, h.Counter.Late
 		line.Held = outbox.Distance(h.Pos.LSN, h.Thru)
+		line.Home, _ = outbox.HomeOf(header)
 	}
 	if c := outbox.CutOf(line.Subject, header); c != nil {
 		line.Cut = &Cut{strconv.FormatUint(c.SystemID, 10), c.Timeline, c.LSN, c.Epoch, c.Owner}
@@ -223,6 +225,9 @@ func (line *Line) text() []byte {
 	switch {
 	case line.Position != nil:
 		add("pos", line.Position.String())
+		if line.Home > 0 {
+			add("origin", strconv.Itoa(line.Home))
+		}
 	case line.Cut != nil:
 		add("cut", line.Cut.LSN.String())
 		add("home", line.Cut.SystemID)

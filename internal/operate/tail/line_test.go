@@ -47,3 +47,29 @@ func TestACutIsShownByName(t *testing.T) {
 		m.header = nats.Header{outbox.HeaderCut: {c.String()}}
 	}
 }
+
+// Where several clusters publish for one another, a line says whose event it is.
+func TestALineNamesTheHome(t *testing.T) {
+	t.Parallel()
+	template, err := outbox.ParseSubjectTemplate("outbox.{doc_id}")
+	must.Succeed(t, err)
+	h := outbox.Header{Pos: outbox.Position{LSN: 0x16B3748}, Of: 1, Due: 0x16B3748, Thru: 0x16B3748}
+	for value, want := range map[string][2]string{
+		"3": {" pos=0/16B3748-0 origin=3 ", `"home":3`},
+		"":  {" pos=0/16B3748-0 subject=", `"position":"0/16B3748-0","subject"`},
+		"0": {" pos=0/16B3748-0 subject=", `"position":"0/16B3748-0","subject"`},
+	} {
+		m := message{header: nats.Header{outbox.HeaderName: {h.String()}}}
+		if value != "" {
+			m.header[outbox.HeaderOrigin] = []string{value}
+		}
+		for i, want := range want {
+			l := &lines{template: template, doc: "doc_id", json: i == 1}
+			line, err := l.of(m, &jetstream.MsgMetadata{})
+			if err != nil || !strings.Contains(string(line), want) ||
+				i == 1 && value != "3" && strings.Contains(string(line), "home") {
+				t.Errorf("%q: %s, %v, want %s", value, line, err, want)
+			}
+		}
+	}
+}
