@@ -97,9 +97,10 @@ func (s *Store) Others(ctx context.Context) ([]Other, error) {
 	return all, nil
 }
 
-// slots lists the keys that the bucket has ever held.
+// slots lists the slots of which the bucket has ever held a record. Keys of more than one token are of what
+// lies beside one.
 func (s *Store) slots(ctx context.Context) ([]string, error) {
-	prefix := strings.TrimSuffix(s.subject, s.cfg.Slot)
+	prefix := s.beside("")
 	var info struct {
 		jsapi.Answer
 		State struct {
@@ -115,7 +116,9 @@ func (s *Store) slots(ctx context.Context) ([]string, error) {
 	}
 	var slots []string
 	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
-		slots = append(slots, strings.TrimPrefix(subject, prefix))
+		if key := strings.TrimPrefix(subject, prefix); !strings.Contains(key, ".") {
+			slots = append(slots, key)
+		}
 	}
 	return slots, nil
 }

@@ -22,7 +22,7 @@ func (v *resolver) cuts() error {
 	if rec.Epoch == 0 {
 		return nil
 	}
-	s.Shared, s.Cuts = true, rec.Cuts
+	s.Shared, s.Cuts, s.Told = true, rec.Cuts, rec.Confirmed
 	refuse := func(what string, args ...any) error {
 		return v.gap(codeCutOrder, v.left(), v.Server.WALEnd, hintCut, what, args...)
 	}

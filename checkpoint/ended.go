@@ -107,8 +107,8 @@ func (s *Store) LastEnd(ctx context.Context) (*End, error) {
 }
 
 // endSubject has a token more than a slot's name can have.
-func (s *Store) endSubject() string { return s.beside(endKey(s.cfg.Slot)) }
+func (s *Store) endSubject() string { return s.beside(endKey(s.key)) }
 
-func (s *Store) beside(key string) string { return strings.TrimSuffix(s.subject, s.cfg.Slot) + key }
+func (s *Store) beside(key string) string { return "$KV." + Bucket(s.cfg.Stream) + "." + key }
 
 func endKey(slot string) string { return "ended." + slot }

@@ -63,6 +63,7 @@ func (own *Record) Elsewhere(home *Record) (*Record, error) {
 		}
 	}
 	r.Owner, r.Epoch, r.Cuts = home.Owner, home.Epoch, cutsFrom(home.Cuts, r.Checkpoints)
+	r.Confirmed, r.home = home.Confirmed, home
 	if len(r.Checkpoints) == 0 {
 		return fail("it knows nothing at or below the home's newest checkpoint, at %v",
 			home.Checkpoints[len(home.Checkpoints)-1].Published())

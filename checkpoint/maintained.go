@@ -16,24 +16,24 @@ const maxBeside = 64 << 10
 // SaveMaintained stores what outflow maintain says of itself, for whoever has no other way to know. It never
 // touches the record.
 func (s *Store) SaveMaintained(ctx context.Context, doc []byte) error {
-	return s.saveDoc(ctx, maintainedKey(s.cfg.Slot), doc)
+	return s.saveDoc(ctx, maintainedKey(s.key), doc)
 }
 
 // Maintained returns what [Store.SaveMaintained] has stored last, and when, by the broker's clock; nil:
 // nothing.
 func (s *Store) Maintained(ctx context.Context) (doc []byte, stored time.Time, err error) {
-	return s.doc(ctx, maintainedKey(s.cfg.Slot))
+	return s.doc(ctx, maintainedKey(s.key))
 }
 
 // SaveGaps stores the names of the oldest gaps that are open, which the record only knows by a hash. It never
 // touches the record.
 func (s *Store) SaveGaps(ctx context.Context, doc []byte) error {
-	return s.saveDoc(ctx, gapsKey(s.cfg.Slot), doc)
+	return s.saveDoc(ctx, gapsKey(s.key), doc)
 }
 
 // Gaps returns what [Store.SaveGaps] has stored last; nil: nothing. Some of the gaps may be open no longer.
 func (s *Store) Gaps(ctx context.Context) (doc []byte, err error) {
-	doc, _, err = s.doc(ctx, gapsKey(s.cfg.Slot))
+	doc, _, err = s.doc(ctx, gapsKey(s.key))
 	return doc, err
 }
 

@@ -28,6 +28,18 @@ func (r *Record) TakenBy(cluster int) *Record {
 	return &c
 }
 
+// homeID is the system identifier of the stream's home; "" where nobody says it: the home's rows are read
+// elsewhere, for another stream.
+func (r *Record) homeID() string {
+	switch {
+	case r.home != nil:
+		return r.home.SystemID
+	case r.Mapping.Away():
+		return ""
+	}
+	return r.SystemID
+}
+
 // WithCut returns the record with a cut that is a durable message of the stream, and the newest one. One that
 // the record has already changes nothing. A cut of another home (cut_home), or one that does not come behind
 // the one before it and behind each checkpoint (cut_order), contradicts the record: a gap fault.
@@ -41,8 +53,8 @@ func (c Config) WithCut(r *Record, at relay.Stored) (*Record, error) {
 	what := fmt.Sprintf("sequence %d of stream %s is a cut at %v", at.Seq, c.Stream, at.Cut.LSN)
 	newest := r.Checkpoints[len(r.Checkpoints)-1]
 	switch n := len(r.Cuts); {
-	case !at.Cut.Of(r.SystemID):
-		return refuse(codeCutHome, c.cutOfAnotherHome(at.Seq, at.Cut, r.SystemID))
+	case !at.Cut.Of(r.homeID()):
+		return refuse(codeCutHome, c.cutOfAnotherHome(at.Seq, at.Cut, r.homeID()))
 	case n > 0 && r.Cuts[n-1] == StoredCut{at.Cut.LSN, at.Seq}:
 		return r, nil
 	case n > 0 && (r.Cuts[n-1].LSN >= at.Cut.LSN || r.Cuts[n-1].Seq >= at.Seq):
@@ -81,8 +93,8 @@ func behind(cuts []StoredCut, seq uint64) []StoredCut {
 // validateOwner looks at what only the record of a stream that clusters share has.
 func (r *Record) validateOwner() error {
 	switch {
-	case r.Epoch == 0 && (r.Owner != 0 || len(r.Cuts) > 0):
-		return errors.New("an owner or a cut without an epoch")
+	case r.Epoch == 0 && (r.Owner != 0 || len(r.Cuts) > 0 || r.Confirmed != 0):
+		return errors.New("an owner, a cut or what is confirmed without an epoch")
 	case r.Epoch == 0:
 		return nil
 	case r.Version < clustersVersion || r.Mapping.Control == "":
@@ -98,6 +110,10 @@ func (r *Record) validateOwner() error {
 			i > 0 && (cut.LSN <= r.Cuts[i-1].LSN || cut.Seq <= r.Cuts[i-1].Seq) {
 			return fmt.Errorf("cut %v is out of order", cut)
 		}
+	}
+	if n := len(r.Checkpoints); n > 0 && r.Checkpoints[n-1].Published() < r.Confirmed {
+		return fmt.Errorf("%v is confirmed, beyond the newest place, at %v", r.Confirmed,
+			r.Checkpoints[n-1].Published())
 	}
 	if len(r.Cuts) == 0 || len(r.Checkpoints) == 0 {
 		return nil

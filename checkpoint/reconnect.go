@@ -33,7 +33,10 @@ func (t *Tracker) Reconnected(asked, broker, now time.Time) {
 // Is reports whether loaded, which [Store.Load] returned, is the record that was written as r, or that was
 // loaded as r. The times of its newest checkpoints may be later then: see [Record.StoredAt].
 func (r *Record) Is(loaded *Record) bool {
-	if loaded == nil || len(loaded.Checkpoints) != len(r.Checkpoints) {
+	if loaded == nil {
+		return false
+	}
+	if r, loaded = r.AtHome(), loaded.AtHome(); len(loaded.Checkpoints) != len(r.Checkpoints) {
 		return false
 	}
 	same := *loaded

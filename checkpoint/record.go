@@ -66,6 +66,12 @@ type Record struct {
 	// writing it here. Epoch 0: no other cluster may go on with the stream.
 	Owner int    `json:"owner,omitempty"`
 	Epoch uint64 `json:"epoch,omitempty"`
+	// Confirmed is up to where all of the home's inputs are in that stream for good: what is published at a
+	// checkpoint that an owner has found durable. Each revision from then on has a checkpoint at or above
+	// it, and the broker loses neither that nor the messages up to there, so no start asks a slot for what
+	// lies below. Only an owner can say so: a checkpoint may outlive messages that the broker has lost, and
+	// a start is what finds that out. 0: nothing is confirmed yet.
+	Confirmed outbox.LSN `json:"confirmed,omitempty"`
 	// Cuts are those of the stream behind the oldest checkpoint, ascending: messages that were durable before
 	// they came in here.
 	Cuts []StoredCut `json:"cuts,omitempty"`
@@ -75,6 +81,8 @@ type Record struct {
 	Hello uint64 `json:"hello,omitempty"`
 	// Left is what was left to others, ascending, as far as a start from one of the checkpoints comes by it.
 	Left []relay.Left `json:"left,omitempty"`
+
+	home *Record // of which Elsewhere has made it; nil: it is as it is stored
 }
 
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there
@@ -108,6 +116,9 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	c.Creating = false
 	c.Checkpoints, c.Holes, c.Cuts = s.Checkpoints, s.Holes, cutsFrom(r.Cuts, s.Checkpoints)
 	c.Left = leftFrom(r.Left, s.Checkpoints)
+	if c.Epoch > 0 { // a server that was promoted may have gone back
+		c.Confirmed = min(max(r.Confirmed, s.Confirmed), s.Checkpoints[len(s.Checkpoints)-1].Published())
+	}
 	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c
 }

@@ -72,6 +72,8 @@ type Start struct {
 
 	// Shared: clusters share the stream, so what it holds is made of the WAL and the record's cuts.
 	Shared bool
+	// Told is what that record says to be confirmed; see [Record.Confirmed].
+	Told outbox.LSN
 	// Cuts are those of the record behind the checkpoint: the session carries them out.
 	Cuts []StoredCut
 	// NewCut is the stream's newest message if that is a cut that the record lacks: somebody stored it and
@@ -332,9 +334,9 @@ func (v *resolver) stream() error {
 		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
-	case s.NewestSeq > v.Record.Base && s.Cut != nil && v.systemID() != "" && !s.Cut.Of(v.systemID()):
+	case s.NewestSeq > v.Record.Base && s.Cut != nil && v.Record.homeID() != "" && !s.Cut.Of(v.Record.homeID()):
 		return v.gap(codeCutHome, v.left(), v.Server.WALEnd, hintCut, "%s",
-			v.cfg.cutOfAnotherHome(s.NewestSeq, s.Cut, v.systemID()))
+			v.cfg.cutOfAnotherHome(s.NewestSeq, s.Cut, v.Record.homeID()))
 	case s.NewestSeq > v.Record.Base && s.Newest == nil && s.Cut == nil:
 		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.hintForeign(),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq,
@@ -343,20 +345,11 @@ func (v *resolver) stream() error {
 	return nil
 }
 
-// systemID is the system identifier of the stream's home; "" where the home's rows are read elsewhere: there
-// nobody says it.
-func (v *resolver) systemID() string {
-	if v.cfg.Mapping.Away() {
-		return ""
-	}
-	return v.Record.SystemID
-}
-
 // tail finds where the stream ends, which checkpoints that leaves, and what is lost.
 func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
 	s.LastSeq, s.End, s.Confirmed, s.Accepted = st.LastSeq, st.LastSeq, v.Slot.Confirmed, v.Record.Base
-	s.Asked, s.Broker, s.SystemID, s.Left = v.Asked, st.Now, v.systemID(), v.Record.Left
+	s.Asked, s.Broker, s.SystemID, s.Left = v.Asked, st.Now, v.Record.homeID(), v.Record.Left
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
 		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by

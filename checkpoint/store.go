@@ -32,10 +32,13 @@ func Bucket(stream string) string { return "outflow-" + stream }
 // StoreConfig says where a record is.
 type StoreConfig struct {
 	Stream string // of the messages; the bucket is named after it
-	Slot   string // the key
+	Slot   string // the key, unless Standby
 	// Cluster is the cluster.id of whoever shares the stream with other clusters, or lets them publish for
 	// it; 0: a record with an owner or a hello is refused as one of a newer outflow.
 	Cluster int
+	// Standby: it is what Cluster keeps for itself of the home whose stream it is, by the slot from which it
+	// reads the home's rows; see [Record.WithoutStream].
+	Standby bool
 }
 
 // Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent
@@ -44,15 +47,18 @@ type Store struct {
 	api     *jsapi.Client
 	cfg     StoreConfig
 	stream  string // the bucket's stream
-	subject string // the key's subject, as it is stored
+	key     string // of the record
+	subject string // its subject, as it is stored
 }
 
 // NewStore returns the store of a record.
 func NewStore(api *jsapi.Client, cfg StoreConfig) *Store {
-	return &Store{
-		api: api, cfg: cfg, stream: "KV_" + Bucket(cfg.Stream), subject: "$KV." + Bucket(cfg.Stream) + "." +
-			cfg.Slot,
+	s := &Store{api: api, cfg: cfg, stream: "KV_" + Bucket(cfg.Stream), key: cfg.Slot}
+	if cfg.Standby {
+		s.key = standbyKey(cfg.Cluster)
 	}
+	s.subject = s.beside(s.key)
+	return s
 }
 
 // EnsureBucket makes the bucket if there is none, and checks one that is there.
@@ -132,7 +138,7 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 		err = tooNew(rec.Version, clustersVersion-1)
 	}
 	if f := outbox.FaultOf(err); f != nil {
-		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.cfg.Slot, m.Seq)
+		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.key, m.Seq)
 		return nil, m.Seq, f
 	}
 	rec.StoredAt(m.Time)
@@ -193,12 +199,12 @@ func (s *Store) Remove(ctx context.Context, last uint64) error {
 	if err != nil {
 		return fail(err)
 	}
-	err = kv.Purge(ctx, s.cfg.Slot, jetstream.LastRevision(last))
+	err = kv.Purge(ctx, s.key, jetstream.LastRevision(last))
 	var refused *jetstream.APIError
 	if errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
 		return fail(ErrConflict)
 	}
-	for _, key := range []string{endKey(s.cfg.Slot), gapsKey(s.cfg.Slot), maintainedKey(s.cfg.Slot)} {
+	for _, key := range []string{endKey(s.key), gapsKey(s.key), maintainedKey(s.key)} {
 		if err == nil {
 			err = kv.Purge(ctx, key)
 		}

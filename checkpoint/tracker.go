@@ -34,6 +34,10 @@ type Tracker struct {
 	confirmed outbox.LSN // all that was handed to Confirmed
 	limit     outbox.LSN // nothing above is confirmed; 0: there is none
 
+	shared        bool       // the record says what is confirmed, to clusters that share the stream
+	firm          outbox.LSN // what is published at the newest checkpoint that was found durable
+	telling, told outbox.LSN // the same in the update that is being stored, and in the record
+
 	asked, broker time.Time // when the broker's clock was asked, by ours, and what it said; see brokerTime
 
 	rewrite bool      // what the start found must be stored before anything is sent
@@ -60,10 +64,11 @@ const (
 	inStore              // in the record
 )
 
-// Update is what is to be stored: the record's checkpoints and holes.
+// Update is what is to be stored: the record's checkpoints and holes, and what it says to be confirmed.
 type Update struct {
 	Checkpoints []StoredCheckpoint
 	Holes       []Range
+	Confirmed   outbox.LSN // of a stream that clusters share; see [Record.Confirmed]
 }
 
 // NewTracker returns the tracker of a session from start.
@@ -71,7 +76,7 @@ func NewTracker(cfg Config, start Start, now time.Time) *Tracker {
 	t := &Tracker{
 		durable: cfg.DurableAfter, last: start.LastSeq, there: start.AlreadyStored, acked: start.LastSeq,
 		holes: start.Holes, confirmed: start.Confirmed, rewrite: start.Rewrite, asked: start.Asked,
-		broker: start.Broker,
+		broker: start.Broker, shared: start.Shared, told: start.Told,
 	}
 	for _, p := range start.Checkpoints {
 		age := t.age(p, now)
@@ -206,9 +211,11 @@ func (t *Tracker) Unacknowledged() bool { return t.acked < t.at() }
 func (t *Tracker) MustSave() bool { return t.rewrite }
 
 // Pending reports whether there is something new to store. Nothing is while an update is being stored, or
-// before all that is in the stream was made.
+// before all that is in the stream was made. That a checkpoint has become durable is new to other clusters:
+// while the home is idle, nothing else would tell them.
 func (t *Tracker) Pending() bool {
-	return t.verified() && !t.saving && (t.rewrite || t.newest().state == fresh)
+	news := t.rewrite || t.newest().state == fresh || t.shared && t.firm > t.told
+	return t.verified() && !t.saving && news
 }
 
 // SaveInterval is the least time between two saves of a session, also across sessions: the revisions that the
@@ -234,7 +241,8 @@ func (t *Tracker) BeginSave(now time.Time) Update {
 	t.prune()
 	t.dropSome()
 	s := Update{Checkpoints: make([]StoredCheckpoint, len(t.checkpoints)),
-		Holes: needed(t.holes, t.checkpoints[0].Checkpoint)}
+		Holes: needed(t.holes, t.checkpoints[0].Checkpoint), Confirmed: t.firm}
+	t.telling = t.firm
 	for i := range t.checkpoints {
 		p := &t.checkpoints[i]
 		if p.state == fresh {
@@ -302,7 +310,7 @@ func (t *Tracker) dropSome() {
 
 // Saved notes that the store acknowledged the last update.
 func (t *Tracker) Saved(now time.Time) {
-	t.saving, t.rewrite = false, false
+	t.saving, t.rewrite, t.told = false, false, t.telling
 	for i := range t.checkpoints {
 		if p := &t.checkpoints[i]; p.state == sent {
 			// From here on its age counts, also for later revisions: it was on its way until now.
@@ -323,7 +331,7 @@ func (t *Tracker) Confirmable(heard time.Time) outbox.LSN {
 	for i := len(t.checkpoints) - 1; i >= 0; i-- {
 		if p := &t.checkpoints[i]; p.state == inStore && (t.limit == 0 || p.Published() <= t.limit) &&
 			(t.durable == 0 || heard.Sub(p.storedAt) >= t.durable) {
-			p.durable = true
+			p.durable, t.firm = true, max(t.firm, p.Published())
 			return max(t.confirmed, p.Start())
 		}
 	}
