@@ -3,6 +3,7 @@ package pipeline
 import (
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -21,7 +22,7 @@ func replay(wal []*transaction, first relay.Settings, maxPublishedAhead int, cfg
 }
 
 // replayCut makes it of a WAL and cuts, each of which is a line of its own, and says how many events are held
-// at the end. A cut beyond the end of the WAL is left out.
+// at the end. A cut may lie behind all inputs, at the due of a keepalive.
 func replayCut(wal []*transaction, cuts []outbox.LSN, first relay.Settings, maxPublishedAhead int,
 	cfg decoder.Config) (out []line, held int, err error) {
 	d := decoder.New(cfg)
@@ -44,17 +45,23 @@ func replayCut(wal []*transaction, cuts []outbox.LSN, first relay.Settings, maxP
 		}
 		return err
 	}
+	cut := func(upTo outbox.LSN) error {
+		for ; len(cuts) > 0 && cuts[0] <= upTo; cuts = cuts[1:] {
+			out = append(out, cutLine(cuts[0]))
+			if err := window(b.Cut(cuts[0])); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	described := false
 	for _, x := range wal {
 		lsn := x.end
 		if cfg.Mapping.Away() {
 			lsn = x.home
 		}
-		for ; len(cuts) > 0 && cuts[0] < lsn; cuts = cuts[1:] {
-			out = append(out, cutLine(cuts[0]))
-			if err := window(b.Cut(cuts[0])); err != nil {
-				return nil, 0, err
-			}
+		if err := cut(lsn - 1); err != nil {
+			return nil, 0, err
 		}
 		for _, m := range x.messages(!described, oidText, false) {
 			if err := d.Decode(m.Data, &r); err != nil {
@@ -75,16 +82,10 @@ func replayCut(wal []*transaction, cuts []outbox.LSN, first relay.Settings, maxP
 			}
 		}
 		described = described || len(x.rows) > 0
-		if len(cuts) > 0 && cuts[0] == lsn {
-			out = append(out, cutLine(lsn))
-			if err := window(b.Cut(lsn)); err != nil {
-				return nil, 0, err
-			}
-			cuts = cuts[1:]
-		}
 	}
+	err = cut(math.MaxUint64)
 	held, _ = b.Held()
-	return out, held, nil
+	return out, held, err
 }
 
 // cutLine stands for a cut.
