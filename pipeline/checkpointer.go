@@ -124,10 +124,11 @@ func (c *checkpointer) resume(rec *checkpoint.Record, revision uint64) (saved bo
 }
 
 // recordStop puts a fault that was seen to happen into the record, so that each start stops at it until a
-// repair accepts it. The session's jobs have ended by then.
+// repair accepts it. The session's jobs have ended by then. Without a store it would not be this cluster's to
+// say, and each start finds it.
 func (p *Pipeline) recordStop(store Store, err error) {
 	fault := outbox.FaultOf(err)
-	if fault == nil || fault.Class != outbox.Gap || !fault.Observed {
+	if store == nil || fault == nil || fault.Class != outbox.Gap || !fault.Observed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)

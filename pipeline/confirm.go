@@ -9,9 +9,10 @@ import (
 )
 
 // confirm tells PostgreSQL up to where it need not keep WAL any more, if that moved. Where a home's rows are
-// read on another server, that is nothing from which somebody might have to go on with the home's stream.
+// read on another server, for a stream of this cluster alone, that is nothing from which somebody might have
+// to go on with the home's stream.
 func (s *session) confirm() {
-	if s.in.away != nil {
+	if s.in.away != nil && !s.shared {
 		s.tracker.Limit(s.in.away.home.LSN)
 	}
 	lsn := s.tracker.Confirmable(s.heard)

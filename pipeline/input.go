@@ -159,9 +159,7 @@ func (in *input) notice(ctx context.Context) error {
 	if r.Malformed != nil {
 		in.metrics.malformed.Inc()
 		in.notices.malformed.say(in.log, slog.LevelWarn,
-			"a change of ordering settings, or a watermark, is malformed, or of an unknown version, and "+
-				"has no effect",
-			"err", r.Malformed)
+			noEffect, "err", r.Malformed)
 	}
 	if r.Missing {
 		// The rows that follow can't be published as they are, nor can any later one while the table lacks
@@ -176,6 +174,10 @@ func (in *input) notice(ctx context.Context) error {
 	}
 	return nil
 }
+
+// noEffect is what is logged of a logical message, or control row, that can't be read.
+const noEffect = "a change of ordering settings, or a watermark, is malformed, or of an unknown version, and " +
+	"has no effect"
 
 var ignoredWhy = map[decoder.Ignored]string{
 	decoder.IgnoredMessage: "message events are in the WAL, and source is table: they are not published",
@@ -215,24 +217,12 @@ func (in *input) commit(c *relay.Commit) error {
 		in.tally.commit(c)
 	}
 	if w := &in.result.Watermark; w.LSN != 0 {
-		if err := in.heed(w, c.Time); err != nil {
+		if err := in.tally.heed(in.away, w, c.Time); err != nil {
 			return err
 		}
 	}
 	in.last = max(in.last, c.LSN)
 	return in.buffer.Commit(*c)
-}
-
-// heed takes note of what the home said of itself in a commit of a time. An error says that what came here is
-// not what it has.
-func (in *input) heed(w *relay.Watermark, commit int64) error {
-	if known := in.away.home.Timeline; known != 0 && w.Timeline > known {
-		in.log.Warn("the home was promoted: its messages name another timeline than those made here",
-			"timeline", w.Timeline, "since", w.Began)
-	}
-	in.away.heed(w.Confirmed)
-	in.tally.said = relay.Said{At: relay.CommitTime(commit), LSN: w.LSN, Events: w.Events}
-	return in.tally.compare(w)
 }
 
 // settingsChanged takes note of new ordering settings. Whoever may write logical messages can change them as

@@ -24,8 +24,9 @@ type jetstream struct {
 	replicated bool
 	moving     bool // its newest message is replaced before it can be read
 	revisions  []revision
-	gaps       string // their names, beside the record
-	last       uint64 // of the record's revisions
+	kept       []revision // of what cluster 2 keeps for itself, in the same bucket
+	gaps       string     // their names, beside the record
+	last       uint64     // of the record's revisions
 
 	ackEvery int              // a publisher asks for an acknowledgement with each so many messages
 	limit    int              // messages in flight
@@ -247,8 +248,9 @@ func (js *jetstream) powerLoss(stream, record bool) bool {
 	}
 	if record {
 		js.revisions = js.revisions[:oldest+js.rnd.IntN(len(js.revisions)-oldest)+1]
+		left := js.loseKept(now)
 		if js.rnd.IntN(2) == 0 { // the bucket's sequence goes back too
-			js.last = js.revisions[len(js.revisions)-1].number
+			js.last = left
 		}
 	}
 	js.w.epoch++ // writes of the record that are on their way are gone
@@ -257,8 +259,10 @@ func (js *jetstream) powerLoss(stream, record bool) bool {
 			m.at = minTime(m.at, now.Add(-js.w.loses))
 		}
 	}
-	for i := range js.revisions {
-		js.revisions[i].at = minTime(js.revisions[i].at, now.Add(-js.w.loses))
+	for _, all := range [][]revision{js.revisions, js.kept} {
+		for i := range all {
+			all[i].at = minTime(all[i].at, now.Add(-js.w.loses))
+		}
 	}
 	js.lossAt = js.last + 1
 	return true
@@ -562,15 +566,19 @@ func (l *brokerConn) Close() {
 
 // Load reads the newest revision through the leader.
 func (l *brokerConn) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+	return l.load(ctx, &l.js.revisions)
+}
+
+func (l *brokerConn) load(ctx context.Context, from *[]revision) (*checkpoint.Record, uint64, error) {
 	if err := l.ask(ctx); err != nil {
 		return nil, 0, err
 	}
 	l.lock()
 	defer l.unlock()
-	if len(l.js.revisions) == 0 {
+	if len(*from) == 0 {
 		return nil, 0, nil
 	}
-	r := l.js.revisions[len(l.js.revisions)-1]
+	r := &(*from)[len(*from)-1]
 	decoded, err := r.record()
 	if err != nil {
 		return nil, 0, err
@@ -597,6 +605,11 @@ func (l *brokerConn) SaveGaps(ctx context.Context, doc []byte) error {
 
 // Save compares and sets. The outcome may stay unknown, whether it was stored or not.
 func (l *brokerConn) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+	return l.save(ctx, &l.js.revisions, rec, last)
+}
+
+func (l *brokerConn) save(ctx context.Context, to *[]revision, rec *checkpoint.Record,
+	last uint64) (uint64, error) {
 	c := *rec
 	c.Checkpoints = slices.Clone(rec.Checkpoints)
 	l.lock()
@@ -629,7 +642,7 @@ func (l *brokerConn) Save(ctx context.Context, rec *checkpoint.Record, last uint
 				return
 			}
 			var o outcome
-			o.revision, o.err = l.js.land(doc, &c, last)
+			o.revision, o.err = l.js.landIn(to, doc, &c, last)
 			if how == saveWell && !l.dead {
 				done <- o
 			}
@@ -648,18 +661,23 @@ func (l *brokerConn) Save(ctx context.Context, rec *checkpoint.Record, last uint
 // land lets a record reach the broker, which compares and sets. rec is what doc says; nil: that is read from
 // it.
 func (js *jetstream) land(doc []byte, rec *checkpoint.Record, last uint64) (uint64, error) {
-	now := uint64(0)
-	if n := len(js.revisions); n > 0 {
-		now = js.revisions[n-1].number
+	return js.landIn(&js.revisions, doc, rec, last)
+}
+
+func (js *jetstream) landIn(to *[]revision, doc []byte, rec *checkpoint.Record, last uint64) (uint64, error) {
+	all, now := *to, uint64(0)
+	if n := len(all); n > 0 {
+		now = all[n-1].number
 	}
 	if now != last {
 		return 0, checkpoint.ErrConflict
 	}
 	js.last++
-	js.revisions = append(js.revisions, revision{number: js.last, doc: doc, rec: rec, at: time.Now()})
-	if n := len(js.revisions) - history; n > 0 {
-		js.revisions = js.revisions[n:]
+	all = append(all, revision{number: js.last, doc: doc, rec: rec, at: time.Now()})
+	if n := len(all) - history; n > 0 {
+		all = all[n:]
 	}
+	*to = all
 	js.w.step("record stored", js.last)
 	return js.last, nil
 }

@@ -30,7 +30,7 @@ func (s *session) loop(ctx context.Context) error {
 			select { // more is ready: nothing to flush yet
 			case b, ok := <-batches:
 				if !ok {
-					return s.replicationEnded()
+					return replicationEnded(s.conns.Source)
 				}
 				s.in.take(b, now)
 				if err := s.between(ctx, now); err != nil {
@@ -60,7 +60,7 @@ func (s *session) loop(ctx context.Context) error {
 			return ctx.Err()
 		case b, ok := <-in:
 			if !ok {
-				return s.replicationEnded()
+				return replicationEnded(s.conns.Source)
 			}
 			s.in.take(b, time.Now())
 		case <-s.pub.Notify():
@@ -73,7 +73,7 @@ func (s *session) loop(ctx context.Context) error {
 				return err
 			}
 		case <-s.conns.JetStream.Lost():
-			return s.connectionLost()
+			return connectionLost(s.conns.JetStream)
 		case <-timer.C:
 		}
 	}
@@ -181,16 +181,16 @@ func (s *session) sleep(now time.Time, flush time.Duration) time.Duration {
 }
 
 // connectionLost says why the connection to NATS is gone.
-func (s *session) connectionLost() error {
-	err := s.conns.JetStream.Err()
+func connectionLost(js JetStream) error {
+	err := js.Err()
 	if outbox.FaultOf(err) == nil {
 		err = fmt.Errorf("nats connection lost: %w", err)
 	}
 	return ofJetStream(err)
 }
 
-func (s *session) replicationEnded() error {
-	if err := s.conns.Source.Err(); err != nil {
+func replicationEnded(source Source) error {
+	if err := source.Err(); err != nil {
 		return fmt.Errorf("replication: %w", err)
 	}
 	return errors.New("replication: the server ended the stream")

@@ -135,7 +135,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 func (p *Pipeline) after(err error, attempt int) (time.Duration, *outbox.Fault) {
 	var again *errUnconfirmed
 	fault := outbox.FaultOf(err)
-	handover := errors.Is(err, errSlotFree) || errors.Is(err, errCutRecorded) ||
+	handover := errors.Is(err, errSlotFree) || errors.Is(err, errCutRecorded) || errors.Is(err, errOwned) ||
 		fault != nil && fault.Code == relay.CodeSlotInUse
 	if err != nil && !handover {
 		p.metrics.failed(p.stage, err)

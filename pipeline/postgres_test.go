@@ -35,6 +35,7 @@ type postgres struct {
 	earlier     []outbox.LSN // what was confirmed before
 	confirmedAt []moment
 	identity    relay.PublicationIdentity
+	systemID    string
 	recovery    bool
 
 	down       time.Time     // nothing can connect until then
@@ -58,7 +59,7 @@ type moment struct {
 func newPostgres(w *harness, seed uint64) *postgres {
 	return &postgres{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 1)), end: 0x1000000, grown: make(chan struct{}),
-		payload:   oidText,
+		payload: oidText, systemID: systemID,
 		confirmed: 0x1000000, writeDelay: 300 * time.Microsecond,
 		slot: relay.SlotState{Exists: true, Plugin: "pgoutput", Database: "app", WALStatus: "reserved",
 			SafeWALSize: -1},
@@ -184,7 +185,7 @@ func (u *postgresConn) Server(ctx context.Context) (relay.ServerState, error) {
 	u.lock()
 	defer u.unlock()
 	return relay.ServerState{
-		SystemID: systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline},
+		SystemID: u.pg.systemID, Database: "app", Version: 180000, History: relay.History{Timeline: timeline},
 		WALEnd: u.pg.end, InRecovery: u.pg.recovery, WALSenderTimeout: time.Minute,
 	}, err
 }

@@ -97,7 +97,7 @@ func (s *session) reconnect(ctx context.Context, cause error) error {
 	defer func() { abandon(answer) }()
 	for {
 		if err := s.conns.Source.Err(); err != nil {
-			return s.replicationEnded()
+			return replicationEnded(s.conns.Source)
 		}
 		select {
 		case <-ctx.Done():

@@ -37,6 +37,7 @@ type session struct {
 	heartbeats   *heartbeatWriter
 	outage       outage
 
+	shared    bool       // clusters share the stream
 	verified  bool       // whenVerified has done what it does
 	confirmed outbox.LSN // to PostgreSQL
 	heard     time.Time  // JetStream was alive then
@@ -74,7 +75,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 			want: p.effective(conns.Decoder.Mapping), log: p.log, notices: &p.notices, metrics: p.metrics,
 		},
 		outage: outage{created: r.Stream.Created, start: start.LastSeq, newest: r.Stream.Newest},
-		heard:  r.Asked, confirmed: start.Confirmed,
+		heard:  r.Asked, confirmed: start.Confirmed, shared: start.Shared,
 	}
 	s.in = &input{
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,

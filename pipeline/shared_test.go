@@ -37,7 +37,7 @@ func newSharing(t *testing.T, seed uint64, first relay.Settings, durable time.Du
 	s.js.shared, s.js.latency = true, pick(s.rnd, 200*time.Microsecond, 20*time.Millisecond)
 	s.other = newPostgres(s.harness, seed+1)
 	s.other.end, s.other.confirmed = 0x5000000, 0x5000000
-	s.other.identity.Subscription = originName
+	s.other.identity.Subscription, s.other.systemID = originName, "7361530121234522222"
 	rec := *s.record()
 	rec.Owner, rec.Epoch = 1, 1
 	doc, err := rec.Encode()
@@ -45,6 +45,7 @@ func newSharing(t *testing.T, seed uint64, first relay.Settings, durable time.Du
 		t.Fatal(err)
 	}
 	s.js.revisions[0].doc, s.js.revisions[0].rec = doc, nil
+	s.keep(rec.Checkpoints[0])
 	ctx, cancel := context.WithCancel(context.Background())
 	s.ends = cancel
 	go s.replicate(ctx, rand.New(rand.NewPCG(seed, 13)))
@@ -72,53 +73,6 @@ func (s *sharing) replicate(ctx context.Context, rnd *rand.Rand) {
 	}
 }
 
-// elsewhere lets the process read the home's rows, and the home's record as cluster 2 has to read it.
-func (pr *process) elsewhere(conns *Conns) {
-	conns.Decoder = awayDecoder()
-	conns.Checkpoint.Mapping = conns.Decoder.Mapping
-	conns.Store = &translated{Store: conns.Store, pr: pr}
-	conns.Writer, conns.Reopen = nil, nil
-}
-
-// translated is the home's record in the coordinates of cluster 2, as [checkpoint.Record.Elsewhere] makes it
-// of two records: here what it needs is read from the WAL.
-type translated struct {
-	Store
-	pr   *process
-	home *checkpoint.Record // as loaded last
-}
-
-func (s *translated) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
-	rec, revision, err := s.Store.Load(ctx)
-	if err != nil || rec == nil {
-		return rec, revision, err
-	}
-	s.home = rec
-	own := *rec
-	own.Mapping = awayDecoder().Mapping
-	own.Publication = checkpoint.PublicationSeen{PublicationIdentity: s.pr.pg.identity}
-	own.Checkpoints = slices.Clone(rec.Checkpoints)
-	s.pr.w.mu.Lock()
-	defer s.pr.w.mu.Unlock()
-	for i := range own.Checkpoints {
-		own.Checkpoints[i].Read = s.pr.pg.from(own.Checkpoints[i].Checkpoint)
-	}
-	return &own, revision, nil
-}
-
-func (s *translated) Save(ctx context.Context, own *checkpoint.Record, revision uint64) (uint64, error) {
-	rec := *own
-	rec.Mapping, rec.Publication, rec.Checkpoints = s.home.Mapping, s.home.Publication, nil
-	for _, p := range own.Checkpoints {
-		p.Read, p.Home = 0, relay.Confirmed{}
-		// while the home is silent, checkpoints differ in Read alone
-		if n := len(rec.Checkpoints); n == 0 || !rec.Checkpoints[n-1].Same(p.Checkpoint) {
-			rec.Checkpoints = append(rec.Checkpoints, p)
-		}
-	}
-	return s.Store.Save(ctx, &rec, revision)
-}
-
 // newest is the newest revision of the record. The lock is held.
 func (s *sharing) newest() (*checkpoint.Record, uint64) {
 	last := &s.js.revisions[len(s.js.revisions)-1]
@@ -130,13 +84,14 @@ func (s *sharing) newest() (*checkpoint.Record, uint64) {
 // take lets a cluster take the next epoch, whoever has the present one.
 func (s *sharing) take(cluster int) {
 	s.with(func() {
-		rec, revision := s.newest()
+		rec, before := s.newest()
+		revision := before
 		doc, err := rec.TakenBy(cluster).Encode()
 		if err == nil {
-			revision, err = s.js.land(doc, nil, revision)
+			revision, err = s.js.land(doc, nil, before)
 		}
-		if err == nil && s.js.lossAt == revision { // a start has yet to record what was lost
-			s.js.lossAt++
+		if err == nil && s.js.lossAt > before { // a start has yet to record what was lost
+			s.js.lossAt = revision + 1
 		}
 		s.broken = errors.Join(s.broken, err)
 		s.taken++
@@ -189,6 +144,7 @@ func (s *sharing) storeCut() bool {
 	var cut *outbox.Cut
 	var last, fence uint64
 	var l *brokerConn
+	var apart time.Time
 	s.with(func() {
 		// a cut of an epoch that the record loses again would be nobody's
 		if rec, _ := s.newest(); rec.Owner == 2 && time.Since(s.since) >= s.durable && !pr.dead &&
@@ -196,6 +152,8 @@ func (s *sharing) storeCut() bool {
 			if cut, last, fence = s.nextCut(rec); cut != nil {
 				l = pr.connect()
 				l.extra = time.Duration(s.rnd.IntN(int(time.Second)))
+				// its session reads no input beyond the cut meanwhile, of which the record would say more
+				apart, s.apart = s.apart, time.Now().Add(time.Hour)
 			}
 		}
 	})
@@ -204,6 +162,7 @@ func (s *sharing) storeCut() bool {
 	}
 	err := l.StoreCut(context.Background(), *cut, last, fence)
 	s.with(func() {
+		s.apart = apart
 		for _, l := range pr.nats {
 			l.cut(s.rnd.IntN(2) == 0)
 		}
@@ -334,6 +293,7 @@ func (s *sharing) torture(rnd *rand.Rand) error {
 			s.with(func() { load.write(s.pg) })
 			time.Sleep(time.Duration(rnd.IntN(int(20 * time.Millisecond))))
 		}
+		s.with(func() { s.pg.writeFails = pick(rnd, 0, 1<<20, 1<<20) }) // it may have no tick for long
 		switch rnd.IntN(4) {
 		case 0, 1:
 			owner = 3 - owner
@@ -358,6 +318,7 @@ func (s *sharing) torture(rnd *rand.Rand) error {
 		}
 	}
 	s.with(func() {
+		s.pg.writeFails = 0
 		for _, rows := range load.pending {
 			s.pg.commit(rows)
 		}

@@ -55,6 +55,9 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	}
 
 	first, start, err := p.findStart(ctx, conns)
+	if errors.Is(err, checkpoint.ErrOwner) {
+		return false, p.follow(ctx, conns)
+	}
 	if err != nil {
 		return false, err
 	}

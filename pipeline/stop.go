@@ -44,7 +44,7 @@ func (s *session) settle(ctx context.Context) error {
 			return fmt.Errorf("%d messages not acknowledged within the stop timeout",
 				s.pub.Sent()-s.pub.Acked())
 		case <-s.conns.JetStream.Lost():
-			return s.connectionLost()
+			return connectionLost(s.conns.JetStream)
 		case <-s.pub.Notify():
 		case <-time.After(wait):
 		}

@@ -110,6 +110,18 @@ func (t *homeTally) index(lsn outbox.LSN) int {
 
 func (t *homeTally) forget(lsn outbox.LSN) { t.marks = slices.Delete(t.marks, 0, max(t.index(lsn), 0)) }
 
+// heed takes note of what the home said of itself in a commit of a time. An error says that what came here is
+// not what it has.
+func (t *homeTally) heed(a *away, w *relay.Watermark, commit int64) error {
+	if known := a.home.Timeline; known != 0 && w.Timeline > known {
+		t.log.Warn("the home was promoted: its messages name another timeline than those made here",
+			"timeline", w.Timeline, "since", w.Began)
+	}
+	a.heed(w.Confirmed)
+	t.said = relay.Said{At: relay.CommitTime(commit), LSN: w.LSN, Events: w.Events}
+	return t.compare(w)
+}
+
 // compare compares what was read elsewhere with what the home has counted. A home that counts from another
 // position on has a new record: from there on it is compared again.
 func (t *homeTally) compare(w *relay.Watermark) error {
