@@ -29,9 +29,9 @@ func (r *Record) WithoutStream() *Record {
 	return &c
 }
 
-// AtHome is the inverse of [Record.Elsewhere]: the home's record with what became of it here. A checkpoint made
-// here names the newest timeline of the home that it has recorded or said. Its age is its own: one that the
-// broker has lost the messages of is made again at the same place.
+// AtHome is the inverse of [Record.Elsewhere]: the home's record with what became of it here. A checkpoint
+// made here names the newest timeline of the home that it has recorded or said. Its age is its own: where the
+// broker has lost messages, one is made again at the same place.
 func (r *Record) AtHome() *Record {
 	if r.home == nil {
 		return r
