@@ -325,7 +325,7 @@ func (v *resolver) slot() error {
 }
 
 func (v *resolver) stream() error {
-	s := v.Stream
+	s, home := v.Stream, v.Record.homeID()
 	switch {
 	case !s.Exists:
 		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.hintStream(), "stream %s does not exist",
@@ -334,9 +334,9 @@ func (v *resolver) stream() error {
 		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
-	case s.NewestSeq > v.Record.Base && s.Cut != nil && v.Record.homeID() != "" && !s.Cut.Of(v.Record.homeID()):
+	case s.NewestSeq > v.Record.Base && s.Cut != nil && home != "" && !s.Cut.Of(home):
 		return v.gap(codeCutHome, v.left(), v.Server.WALEnd, hintCut, "%s",
-			v.cfg.cutOfAnotherHome(s.NewestSeq, s.Cut, v.Record.homeID()))
+			v.cfg.cutOfAnotherHome(s.NewestSeq, s.Cut, home))
 	case s.NewestSeq > v.Record.Base && s.Newest == nil && s.Cut == nil:
 		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.hintForeign(),
 			"the newest message of stream %s, at sequence %d, has no %s header", v.cfg.Stream, s.NewestSeq,

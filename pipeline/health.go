@@ -15,7 +15,7 @@ type State string
 // The states.
 const (
 	StateConnecting State = "connecting"       // opening connections, finding the checkpoint
-	StateStandby    State = "standby"          // another session holds the slot, or another cluster the stream
+	StateStandby    State = "standby"          // another session holds the slot, or a cluster the stream
 	StateComparing  State = "comparing"        // making again what is in the stream already
 	StateRunning    State = "running"          // proved
 	StateAway       State = "waiting for NATS" // it failed; the session is kept

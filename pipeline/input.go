@@ -176,8 +176,8 @@ func (in *input) notice(ctx context.Context) error {
 }
 
 // noEffect is what is logged of a logical message, or control row, that can't be read.
-const noEffect = "a change of ordering settings, or a watermark, is malformed, or of an unknown version, and " +
-	"has no effect"
+const noEffect = "a change of ordering settings, or a watermark, is malformed, or of an unknown version, " +
+	"and has no effect"
 
 var ignoredWhy = map[decoder.Ignored]string{
 	decoder.IgnoredMessage: "message events are in the WAL, and source is table: they are not published",

@@ -163,8 +163,8 @@ func TestWhoStandsByKeepsNoMoreWALThanItMust(t *testing.T) {
 			rec := look()
 			newest := rec.Checkpoints[len(rec.Checkpoints)-1]
 			ticks := len(s.pg.ticks)
-			if err := s.check(true); err != nil || rec.Owner != owner || rec.Confirmed != newest.Published() ||
-				ticks == 0 || s.pg.confirmed != rec.Confirmed {
+			if err := s.check(true); err != nil || rec.Owner != owner || ticks == 0 ||
+				rec.Confirmed != newest.Published() || s.pg.confirmed != rec.Confirmed {
 				return fmt.Errorf("owner %d has said %v, with %v and %d ticks: %+v, %w", rec.Owner,
 					rec.Confirmed, s.pg.confirmed, ticks, rec, err)
 			}
@@ -174,11 +174,12 @@ func TestWhoStandsByKeepsNoMoreWALThanItMust(t *testing.T) {
 			s.with(func() {
 				late := s.other.wal[len(s.other.wal)*9/10].start
 				if s.other.confirmed < late || len(s.pg.ticks) != ticks || len(own) > history {
-					s.broken = fmt.Errorf("the home is silent: %v of %v is confirmed elsewhere, %d ticks of %d",
-						s.other.confirmed, s.other.end, ticks, len(s.pg.ticks))
+					s.broken = fmt.Errorf("the home is silent: %v of %v is confirmed elsewhere, %d ticks, "+
+						"then %d", s.other.confirmed, s.other.end, ticks, len(s.pg.ticks))
 				}
 				if now := home[len(home)-1].number; owner == 1 && now != before {
-					s.broken = fmt.Errorf("the record of a silent home goes from revision %d to %d", before, now)
+					s.broken = fmt.Errorf("the record of a silent home goes from revision %d to %d", before,
+						now)
 				}
 			})
 			s.procs[owner-1].kill() // and nobody says anything more
