@@ -11,12 +11,9 @@ import (
 type Config struct {
 	catalog.Config
 	WriteURL string // for heartbeats and changes of settings; "": URL
-	// no transactions that were replicated from elsewhere; PostgreSQL 14 and 15 send them all the same, with
-	// their origin
+	// no transactions that were replicated from elsewhere. PostgreSQL 14 and 15 send them all the same, with
+	// their origin, and so does any with Clusters: what a cluster says to the others is among them
 	OwnOnly bool
-	// Cluster is the cluster.id where several clusters write into the control table: each replaces its own
-	// rows there. 0: there is one writer, and a row replaces each one before it.
-	Cluster int
 	Logger  *slog.Logger
 }
 

@@ -108,7 +108,7 @@ func startCommand(cfg Config, version int, from outbox.LSN, binary bool) string 
 	if binary {
 		options += ", binary 'true'"
 	}
-	if cfg.OwnOnly && version >= 160000 {
+	if cfg.OwnOnly && len(cfg.Clusters) == 0 && version >= 160000 {
 		options += ", origin 'none'"
 	}
 	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", postgres.Quote(cfg.Slot), from, options)

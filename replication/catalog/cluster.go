@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,10 +19,13 @@ import (
 // there on.
 const minAwayVersion = 160000
 
-// Cluster is what the catalog says of Config.Control and Config.Subscription; zero where there is neither.
+// Cluster is what the catalog says of Config.Control and the subscriptions; zero where there is none of them.
 type Cluster struct {
 	Control uint32 // OID of the control table
-	Origin  string // the replication origin of the subscription's transactions
+	Origin  string // the replication origin of Config.Subscription's transactions
+	// Clusters says of which cluster a transaction is, by its replication origin's name; one without is this
+	// cluster's. nil without Config.Clusters.
+	Clusters map[string]int
 }
 
 // ReadCluster reads it. What does not exist is a fault.
@@ -38,7 +44,49 @@ func ReadCluster(ctx context.Context, q Querier, version int, cfg Config) (c Clu
 		}
 		c.Origin = s.origin()
 	}
+	if len(cfg.Clusters) == 0 {
+		return c, nil
+	}
+	all, err := readClusters(ctx, q, version, cfg)
+	if err != nil {
+		return c, err
+	}
+	c.Clusters = map[string]int{"": cfg.Cluster}
+	for _, s := range all {
+		c.Clusters[s.origin()] = s.cluster
+	}
 	return c, nil
+}
+
+// readClusters reads the subscriptions of Config.Clusters, in the order of the clusters' numbers.
+func readClusters(ctx context.Context, q Querier, version int, cfg Config) (all []subscription, err error) {
+	of := map[string]int{}
+	for _, n := range slices.Sorted(maps.Keys(cfg.Clusters)) {
+		name := cfg.Clusters[n]
+		const hint = "Name one subscription for each other cluster"
+		switch other, twice := of[name]; {
+		case n == cfg.Cluster:
+			return nil, postgres.Fatal(nil, "subscription", hint, "subscription %q can't be that of cluster "+
+				"%d: that is this one", name, n)
+		case twice:
+			return nil, postgres.Fatal(nil, "subscription", hint, "subscription %q can't be that of cluster "+
+				"%d: it is that of cluster %d", name, n, other)
+		}
+		of[name] = n
+		c := cfg
+		c.Subscription = name
+		s, err := readSubscription(ctx, q, version, c)
+		if err != nil {
+			return nil, err
+		}
+		s.cluster = n
+		all = append(all, s)
+	}
+	if _, known := of[cfg.Subscription]; cfg.Subscription != "" && !known {
+		return nil, postgres.Fatal(nil, "subscription", "Name it among those of the other clusters",
+			"subscription %q is of no cluster: nobody can tell whose events it brings", cfg.Subscription)
+	}
+	return all, nil
 }
 
 // readControl reads the control table, and refuses one whose rows can't be read as such.
@@ -89,6 +137,8 @@ func createControl(table pgx.Identifier) string {
 
 // subscription is a row of pg_subscription, and what it says of the two tables.
 type subscription struct {
+	name             string
+	cluster          int // whose rows it brings, where clusters publish for one another
 	oid              uint32
 	filter, twoPhase string
 	skip             string // the transaction that is to be skipped; 0/0: none
@@ -103,6 +153,7 @@ type subscribed struct {
 func (s *subscription) origin() string { return fmt.Sprintf("pg_%d", s.oid) }
 
 func readSubscription(ctx context.Context, q Querier, version int, cfg Config) (s subscription, err error) {
+	s.name = cfg.Subscription
 	if version < minAwayVersion {
 		return s, postgres.Fatal(nil, "subscription", "Use PostgreSQL 16 or newer for all clusters",
 			"the server is PostgreSQL %d: subscriptions have origin = none from 16 on, and without it a "+
@@ -137,12 +188,12 @@ func readSubscription(ctx context.Context, q Querier, version int, cfg Config) (
 }
 
 // check says why rows of the home may be missing among what the subscription brings; nil if none are.
-func (s *subscription) check(name string) *outbox.Fault {
+func (s *subscription) check() *outbox.Fault {
 	fault := func(hint, format string, args ...any) *outbox.Fault {
-		return postgres.Fatal(nil, "subscription", hint, "subscription %q %s", name, fmt.Sprintf(format,
+		return postgres.Fatal(nil, "subscription", hint, "subscription %q %s", s.name, fmt.Sprintf(format,
 			args...))
 	}
-	alter := "ALTER SUBSCRIPTION " + postgres.Quote(name)
+	alter := "ALTER SUBSCRIPTION " + postgres.Quote(s.name)
 	switch {
 	case s.filter != "none":
 		return fault(alter+" SET (origin = none), with a subscription from each cluster to each other one",
@@ -199,16 +250,30 @@ func checkCluster(ctx context.Context, q Querier, version int, cfg Config,
 			id.Hidden = control.Hidden
 		}
 	}
-	if cfg.Subscription == "" {
-		return nil
-	}
-	s, err := readSubscription(ctx, q, version, cfg)
+	all, err := subscriptions(ctx, q, version, cfg)
 	if err != nil {
 		return err
 	}
-	id.Subscription = s.identity()
-	if f := s.check(cfg.Subscription); f != nil && id.Hidden == nil {
-		id.Hidden = f
+	var ids []string
+	for _, s := range all {
+		ids = append(ids, s.identity())
+		if f := s.check(); f != nil && id.Hidden == nil {
+			id.Hidden = f
+		}
 	}
+	id.Subscription = strings.Join(ids, " ")
 	return nil
+}
+
+// subscriptions are those without which rows would be missing: that of the home, or those of all clusters,
+// because what they say to one another comes by them.
+func subscriptions(ctx context.Context, q Querier, version int, cfg Config) ([]subscription, error) {
+	if len(cfg.Clusters) > 0 {
+		return readClusters(ctx, q, version, cfg)
+	}
+	if cfg.Subscription == "" {
+		return nil, nil
+	}
+	s, err := readSubscription(ctx, q, version, cfg)
+	return []subscription{s}, err
 }

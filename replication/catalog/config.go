@@ -19,6 +19,13 @@ type Config struct {
 	// the control table, like Table; "": ticks and changes of settings are logical messages
 	Control      string
 	Subscription string // the one whose transactions are read; "": those that were written here
+
+	// Cluster is the cluster.id where several clusters write into the control table: each replaces its own
+	// rows there. 0: there is one writer, and a row replaces each one before it.
+	Cluster int
+	// Clusters names, by its cluster.id, the subscription that brings the rows of each other cluster, where
+	// they publish for one another: Subscription is one of them, if there is one. nil: they do not.
+	Clusters map[int]string
 }
 
 // Target is where the configuration says that connections go.
