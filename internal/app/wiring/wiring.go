@@ -72,6 +72,7 @@ func Sink(cfg config.Config, l *Layout, log *slog.Logger) (sink.Config, error) {
 		return sink.Config{}, err
 	}
 	sc.Table, sc.Keyed, sc.Resolve = l.Mapping.Table, l.Mapping.Keyed(), l.field
+	sc.Home = l.Cluster.Clusters[l.Cluster.Origin]
 	return sc, sc.Validate()
 }
 
@@ -114,6 +115,7 @@ func Decoder(cfg config.Config, l *Layout) decoder.Config {
 	dc := decoder.Config{
 		TableOID: l.Table.OID, Mapping: l.Mapping, ID: l.ID, Extra: l.Extra, Slot: cfg.Slot,
 		MaxPayload: cfg.Sink.MaxPayload, Control: l.Cluster.Control, Origin: l.Cluster.Origin,
+		Clusters: l.Cluster.Clusters,
 	}
 	if !cfg.Source.Rows() {
 		dc.Unread = cfg.Table
