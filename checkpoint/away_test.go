@@ -34,7 +34,7 @@ func trackAway(t *testing.T) *tracked {
 }
 
 // TestAHomesPositionsAreNotComparedWithThisServers: slot, end of WAL and timelines speak of the server that
-// is read, places and messages of the home.
+// is read, checkpoints and messages of the home.
 func TestAHomesPositionsAreNotComparedWithThisServers(t *testing.T) {
 	t.Parallel()
 	c, r := awayReadings()
@@ -81,11 +81,11 @@ func TestAHomesPositionsAreNotComparedWithThisServers(t *testing.T) {
 	}
 }
 
-// TestARecordOfAnothersRowsSaysWhereTheyAre: places without it, or with it at home, are no record.
+// TestARecordOfAnothersRowsSaysWhereTheyAre: checkpoints without it, or with it at home, are no record.
 func TestARecordOfAnothersRowsSaysWhereTheyAre(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(r *Record){
-		"no place here":     func(r *Record) { r.Checkpoints[1].Read = 0 },
+		"nowhere here":      func(r *Record) { r.Checkpoints[1].Read = 0 },
 		"at home":           func(r *Record) { r.Mapping.Subscription, r.Publication.Subscription = "", "" },
 		"no control table":  func(r *Record) { r.Mapping.Control = "" },
 		"own ones as well":  func(r *Record) { r.Mapping.OwnOnly = true },
@@ -121,7 +121,7 @@ func TestASilentHomeKeepsNoWAL(t *testing.T) {
 		return k.Keepalive(relay.Checkpoint{Due: 0xA1000, Read: read, Settings: settings, Timeline: 1})
 	}
 	if silent(0x1000) || !silent(0x2000) || !silent(0x3000) {
-		t.Error("a place that goes on here alone does not count, or one that goes on nowhere does")
+		t.Error("a checkpoint that goes on here alone does not count, or one that goes on nowhere does")
 	}
 	u := k.BeginSave(k.now)
 	_, r := awayReadings()

@@ -33,19 +33,19 @@ func busy(t *testing.T, durable time.Duration, taken, holds, windows int) (held,
 		if holds > 0 {
 			due += 1 << 62
 		}
-		place := relay.Checkpoint{Due: due, Settings: settings, Timeline: 1}
+		cp := relay.Checkpoint{Due: due, Settings: settings, Timeline: 1}
 		for j := range taken {
-			place.PublishedAhead = append(place.PublishedAhead, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
+			cp.PublishedAhead = append(cp.PublishedAhead, outbox.Position{LSN: due + 1 + outbox.LSN(j)})
 		}
 		if holds > 0 { // the oldest is held for a second
-			place.Settings, place.From = gapSettings, due-0x1000*outbox.LSN(min(i, 100))-8
+			cp.Settings, cp.From = gapSettings, due-0x1000*outbox.LSN(min(i, 100))-8
 			for j := range holds { // as long as a hold's text can be
-				place.Holds = append(place.Holds, relay.Hold{Sequence: uint64(j), Base: math.MinInt64,
-					Oldest: outbox.Position{LSN: place.From + 1, Index: math.MaxUint32 - 512 + uint32(j)}})
+				cp.Holds = append(cp.Holds, relay.Hold{Sequence: uint64(j), Base: math.MinInt64,
+					Oldest: outbox.Position{LSN: cp.From + 1, Index: math.MaxUint32 - 512 + uint32(j)}})
 			}
 		}
 		k.Made(1)
-		k.Window(place)
+		k.Window(cp)
 		k.Acked(uint64(i + 1))
 		if i%3 == 0 && taken == 0 && holds == 0 {
 			k.Keepalive(relay.Checkpoint{Due: due + 0x100, Settings: settings, Timeline: 1})
@@ -70,7 +70,7 @@ func busy(t *testing.T, durable time.Duration, taken, holds, windows int) (held,
 			if !slices.IsSortedFunc(s.Checkpoints, func(a, b StoredCheckpoint) int {
 				return int(a.Due) - int(b.Due)
 			}) {
-				t.Fatal("places out of order")
+				t.Fatal("checkpoints out of order")
 			}
 			n := 0
 			for _, p := range s.Checkpoints {
@@ -97,9 +97,10 @@ func TestCheckpointsAreBoundedByDurableAfter(t *testing.T) {
 		interval := max(time.Second, durable/32)
 		bound := 3*int(durable/interval) + 10 // at most two newest and one of a smaller seq each time
 		held, stored, _, lag := busy(t, durable, 0, 0, 40_000)
-		t.Logf("durable_after %v: at most %d places held, %d stored, %v behind", durable, held, stored, lag)
+		t.Logf("durable_after %v: at most %d checkpoints held, %d stored, %v behind", durable, held,
+			stored, lag)
 		if held > bound {
-			t.Errorf("durable_after %v: %d places held, want at most %d", durable, held, bound)
+			t.Errorf("durable_after %v: %d checkpoints held, want at most %d", durable, held, bound)
 		}
 		if lag > durable+3*interval {
 			t.Errorf("durable_after %v: confirmed is %v behind", durable, lag)
@@ -123,9 +124,9 @@ func TestCheckpointsAreBoundedWhereNothingIsPublished(t *testing.T) {
 		k.now = k.now.Add(time.Second)
 		held = max(held, len(k.checkpoints))
 	}
-	t.Logf("at most %d places held", held)
+	t.Logf("at most %d checkpoints held", held)
 	if held > 32+5 {
-		t.Errorf("%d places held", held)
+		t.Errorf("%d checkpoints held", held)
 	}
 }
 
@@ -136,7 +137,7 @@ func TestARecordStaysBelowTheSizeOfAMessage(t *testing.T) {
 	const durable = 150 * time.Second
 	for _, c := range []struct{ taken, holds int }{{relay.MaxPublishedAhead, 0}, {0, relay.MaxHolds}} {
 		held, stored, listed, lag := busy(t, durable, c.taken, c.holds, tier.Size(40_000))
-		t.Logf("at most %d places held, %d stored with %d taken events or holds, %v behind", held, stored,
+		t.Logf("at most %d held, %d stored with %d taken events or holds, %v behind", held, stored,
 			listed, lag)
 		if listed > maxStoredAhead+4*relay.MaxPublishedAhead {
 			t.Errorf("%d taken events or holds in a record", listed)

@@ -58,11 +58,11 @@ func inGap(p relay.Checkpoint, from outbox.LSN) relay.Checkpoint {
 
 func on(timeline uint32, p StoredCheckpoint) StoredCheckpoint { p.Timeline = timeline; return p }
 
-func record(places ...StoredCheckpoint) *Record {
+func record(checkpoints ...StoredCheckpoint) *Record {
 	return &Record{
 		Slot: "outflow", Database: "app", SystemID: "7361530121234511111", Mapping: mapping, Stream: "OUTBOX",
 		Created:     epoch.Add(-time.Hour),
-		Publication: PublicationSeen{publication, 0x3000}, Checkpoints: places,
+		Publication: PublicationSeen{publication, 0x3000}, Checkpoints: checkpoints,
 	}
 }
 

@@ -62,7 +62,7 @@ func FuzzResolve(f *testing.F) {
 		}
 		switch {
 		case len(start.Checkpoints) == 0:
-			t.Fatal("a start without a place")
+			t.Fatal("a start without a checkpoint")
 		case start.Checkpoint.Start() < start.Confirmed:
 			t.Fatalf("from %v, below what is confirmed, %v", start.Checkpoint.Start(), start.Confirmed)
 		case start.Checkpoint.Seq > start.End || start.End > start.LastSeq ||

@@ -94,10 +94,10 @@ func TestARecordThatWasStoredLateIsTheSame(t *testing.T) {
 			r.Checkpoints[2].Since = r.Checkpoints[2].Since.Add(-1)
 			return r
 		}, false},
-		"an old place later": {func(r *Record) *Record { r.Checkpoints[0].Since = epoch; return r },
+		"an old one later": {func(r *Record) *Record { r.Checkpoints[0].Since = epoch; return r },
 			false},
 		"another sequence": {func(r *Record) *Record { r.Checkpoints[2].Seq++; return r }, false},
-		"a place less": {func(r *Record) *Record { r.Checkpoints = r.Checkpoints[1:]; return r },
+		"one less": {func(r *Record) *Record { r.Checkpoints = r.Checkpoints[1:]; return r },
 			false},
 		"a hole": {func(r *Record) *Record { r.Holes = []Range{{6, 7}}; return r }, false},
 		"stopped": {func(r *Record) *Record { r.Stopped = "foreign_message"; return r },
@@ -123,7 +123,7 @@ func TestARecordThatWasStoredLateIsTheSame(t *testing.T) {
 		loaded := *r
 		loaded.Checkpoints = slices.Clone(r.Checkpoints)
 		if loaded.StoredAt(epoch); !r.Is(&loaded) {
-			t.Errorf("a record of %d places is another one", len(r.Checkpoints))
+			t.Errorf("a record of %d checkpoints is another one", len(r.Checkpoints))
 		}
 	}
 }

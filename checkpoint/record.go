@@ -243,40 +243,40 @@ func (r *Record) validate() error {
 	case r.Creating && r.Repairing != "":
 		return errors.New("creating and repairing")
 	case r.Creating && len(r.Checkpoints) > 0, !r.Creating && len(r.Checkpoints) == 0 && r.Repairing == "":
-		return fmt.Errorf("%d places with creating=%t", len(r.Checkpoints), r.Creating)
+		return fmt.Errorf("%d checkpoints with creating=%t", len(r.Checkpoints), r.Creating)
 	}
 	for i, p := range r.Checkpoints {
 		if p.Read != 0 != r.Mapping.Away() {
-			return fmt.Errorf("place %d was read at %v, with subscription %q", i, p.Read,
+			return fmt.Errorf("checkpoint %d was read at %v, with subscription %q", i, p.Read,
 				r.Mapping.Subscription)
 		}
-		// where a home is silent, places differ in where its rows are read; on both sides of a cut, in what
-		// they hold
+		// where a home is silent, checkpoints differ in where its rows are read; on both sides of a cut, in
+		// what they hold
 		differ := p.Read != 0 || i > 0 && r.Epoch > 0 && p.Seq > r.Checkpoints[i-1].Seq
 		if i > 0 && (p.Due < r.Checkpoints[i-1].Due || p.Due == r.Checkpoints[i-1].Due && !differ ||
 			p.Seq < r.Checkpoints[i-1].Seq) {
-			return fmt.Errorf("place %d (%v, %d) does not follow the one before it", i, p.Due, p.Seq)
+			return fmt.Errorf("checkpoint %d (%v, %d) does not follow the one before it", i, p.Due, p.Seq)
 		}
 		if i > 0 && (p.Start() < r.Checkpoints[i-1].Start() ||
 			p.Published() < r.Checkpoints[i-1].Published()) {
-			return fmt.Errorf("place %d starts at %v, before the one before it", i, p.Start())
+			return fmt.Errorf("checkpoint %d starts at %v, before the one before it", i, p.Start())
 		}
 		if counts(p.Checkpoint) && (r.Mapping.Control == "" || r.Version < tallyVersion) {
-			return fmt.Errorf("place %d with a tally in version %d, with control table %q", i, r.Version,
+			return fmt.Errorf("checkpoint %d with a tally in version %d, with control table %q", i, r.Version,
 				r.Mapping.Control)
 		}
 		if p.Home != (relay.Confirmed{}) && (!r.Mapping.Away() || p.Home.LSN == 0 || p.Home.Timeline == 0) {
-			return fmt.Errorf("place %d knows that its home has confirmed %v on timeline %d, with "+
+			return fmt.Errorf("checkpoint %d knows that its home has confirmed %v on timeline %d, with "+
 				"subscription %q", i, p.Home.LSN, p.Home.Timeline, r.Mapping.Subscription)
 		}
 		if t := p.Tally; t.Since > p.Due || t.Since == 0 && t != (relay.Tally{}) {
-			return fmt.Errorf("place %d at %v counts %d events since %v", i, p.Due, t.Events, t.Since)
+			return fmt.Errorf("checkpoint %d at %v counts %d events since %v", i, p.Due, t.Events, t.Since)
 		}
 		if p.Settings.ByGap() && r.Version < gapVersion {
-			return fmt.Errorf("place %d with sort %v in version %d", i, p.Settings.Sort, r.Version)
+			return fmt.Errorf("checkpoint %d with sort %v in version %d", i, p.Settings.Sort, r.Version)
 		}
 		if err := validateCheckpoint(p); err != nil {
-			return fmt.Errorf("place %d: %w", i, err)
+			return fmt.Errorf("checkpoint %d: %w", i, err)
 		}
 	}
 	if err := errors.Join(r.validateOwner(), r.validateLeft()); err != nil {

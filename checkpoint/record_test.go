@@ -157,7 +157,7 @@ func TestARecordThatCannotBeIsRefused(t *testing.T) {
 		})
 	}
 	if _, err := record().Encode(); err == nil {
-		t.Error("Encode wrote a record without places")
+		t.Error("Encode wrote a record without checkpoints")
 	}
 }
 
@@ -270,7 +270,7 @@ func TestAFirstCheckpointThatWasLostIsKnown(t *testing.T) {
 		"it is":               {creating.LostFirstCheckpoint(slot, stream), true},
 		"the slot isn't made": {creating.LostFirstCheckpoint(relay.SlotState{}, stream), false},
 		"another stream":      {creating.LostFirstCheckpoint(slot, other), false},
-		"a place is there":    {record(at(0x1000, 5, 0)).LostFirstCheckpoint(slot, stream), false},
+		"one is there":        {record(at(0x1000, 5, 0)).LostFirstCheckpoint(slot, stream), false},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: %t", name, c.got)
@@ -316,7 +316,7 @@ func TestACheckpointIsNoOlderThanItsRevision(t *testing.T) {
 	r.StoredAt(epoch)
 	for i, want := range []time.Duration{time.Minute, 0, 0} {
 		if got := epoch.Sub(r.Checkpoints[i].Since); got != want {
-			t.Errorf("place %d: age %v, want %v", i, got, want)
+			t.Errorf("checkpoint %d: age %v, want %v", i, got, want)
 		}
 	}
 	r.StoredAt(epoch.Add(-time.Hour)) // another clock
@@ -328,7 +328,7 @@ func TestACheckpointIsNoOlderThanItsRevision(t *testing.T) {
 	r = record(at(0x1000, 5, -time.Hour), at(0x2000, 9, 10*time.Second))
 	r.StoredAt(epoch)
 	if age := epoch.Sub(r.Checkpoints[1].Since); age != 0 {
-		t.Errorf("the newest place: age %v, want 0", age)
+		t.Errorf("the newest checkpoint: age %v, want 0", age)
 	}
 	// The broker's own clock is the same one.
 	r = record(at(0x1000, 5, time.Minute), at(0x2000, 9, 10*time.Second))

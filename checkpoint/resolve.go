@@ -378,8 +378,7 @@ func (v *resolver) tail() error {
 		if p.Seq > s.End {
 			s.Rewrite = true
 			newest := v.checkpoints[len(v.checkpoints)-1]
-			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the checkpoint record knows a "+
-				"place at %d",
+			loss = append(loss, fmt.Sprintf("stream %s ends at sequence %d, the newest checkpoint lies at %d",
 				v.cfg.Stream, s.End, newest.Seq))
 			s.Checkpoints = v.checkpoints[:i]
 			break

@@ -16,19 +16,19 @@ import (
 func TestAStartIsResolvedFromWhatWasRead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		name   string
-		change func(r *Readings)
-		want   string // due seq there end last [holes] newest rewrite
-		loss   string
-		places int
+		name        string
+		change      func(r *Readings)
+		want        string // due seq there end last [holes] newest rewrite
+		loss        string
+		checkpoints int
 	}{
 		{"a message is left to compare", func(r *Readings) {}, "0/2000 9 3 12 12 [] true 0/3000 false", "",
 			3},
-		{"no place with one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = 0x3000 },
+		{"no checkpoint with one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = 0x3000 },
 			"0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
-		{"confirmed between two places", func(r *Readings) { r.Slot.Confirmed = 0x2001 },
+		{"confirmed between two checkpoints", func(r *Readings) { r.Slot.Confirmed = 0x2001 },
 			"0/3000 12 0 12 12 [] true 0/3000 false", "", 3},
-		{"messages beyond the newest place", func(r *Readings) { newest(r, 15) },
+		{"messages beyond the newest checkpoint", func(r *Readings) { newest(r, 15) },
 			"0/3000 12 3 15 15 [] true 0/3000 false", "", 3},
 		{"nothing published yet", func(r *Readings) {
 			r.Record = record(at(0x1000, 0, time.Second))
@@ -41,15 +41,15 @@ func TestAStartIsResolvedFromWhatWasRead(t *testing.T) {
 			"0/2000 9 3 12 12 [] false 0/0 false", "stream OUTBOX is empty, its last sequence was 12", 3},
 		{"the tail went back", func(r *Readings) { r.Stream.LastSeq = 10; newest(r, 10) },
 			"0/2000 9 1 10 10 [] true 0/3000 true",
-			"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
-		{"the tail went back to a place", func(r *Readings) { r.Stream.LastSeq = 9; newest(r, 9) },
+			"stream OUTBOX ends at sequence 10, the newest checkpoint lies at 12", 2},
+		{"the tail went back to a checkpoint", func(r *Readings) { r.Stream.LastSeq = 9; newest(r, 9) },
 			"0/1000 5 4 9 9 [] true 0/3000 true",
-			"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+			"stream OUTBOX ends at sequence 9, the newest checkpoint lies at 12", 2},
 		{"the tail is missing", func(r *Readings) { r.Stream.NewestSeq = 10 },
 			"0/2000 9 1 10 12 [{11 12}] true 0/3000 true",
 			"messages 11 to 12 of stream OUTBOX are missing at its end; " +
-				"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
-		{"a tail without places is missing", func(r *Readings) { newest(r, 15); r.Stream.NewestSeq = 13 },
+				"stream OUTBOX ends at sequence 10, the newest checkpoint lies at 12", 2},
+		{"a tail without one is missing", func(r *Readings) { newest(r, 15); r.Stream.NewestSeq = 13 },
 			"0/3000 12 1 13 15 [{14 15}] true 0/3000 true",
 			"messages 14 to 15 of stream OUTBOX are missing at its end", 3},
 		{"the missing tail is noted", func(r *Readings) {
@@ -62,24 +62,24 @@ func TestAStartIsResolvedFromWhatWasRead(t *testing.T) {
 		},
 			"0/2000 9 0 9 12 [{10 12}] false 0/0 true",
 			"messages 10 to 12 of stream OUTBOX are missing at its end; " +
-				"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+				"stream OUTBOX ends at sequence 9, the newest checkpoint lies at 12", 2},
 		{"what was confirmed is the whole stream", func(r *Readings) {
 			r.Stream.LastSeq, r.Stream.NewestSeq,
 				r.Slot.Confirmed = 9, 7, 0x2000
 		},
 			"0/2000 9 0 9 9 [] false 0/0 true",
-			"stream OUTBOX ends at sequence 9, the checkpoint record knows a place at 12", 2},
+			"stream OUTBOX ends at sequence 9, the newest checkpoint lies at 12", 2},
 		{"old is not confirmed", func(r *Readings) { r.Stream.NewestSeq, r.Now = 7, epoch.Add(time.Hour) },
 			"0/1000 5 2 7 12 [{8 12}] true 0/3000 true",
 			"messages 8 to 12 of stream OUTBOX are missing at its end; " +
-				"stream OUTBOX ends at sequence 7, the checkpoint record knows a place at 12", 1},
+				"stream OUTBOX ends at sequence 7, the newest checkpoint lies at 12", 1},
 		{"holes are not counted", func(r *Readings) {
 			r.Record.Holes = []Range{{7, 8}, {10, 11}}
 			newest(r, 14)
 			r.Slot.Confirmed = 0
 		},
 			"0/3000 12 2 14 14 [{7 8} {10 11}] true 0/3000 false", "", 3},
-		{"holes between place and end", func(r *Readings) { r.Record.Holes = []Range{{7, 8}, {10, 11}} },
+		{"holes between checkpoint and end", func(r *Readings) { r.Record.Holes = []Range{{7, 8}, {10, 11}} },
 			"0/2000 9 1 12 12 [{7 8} {10 11}] true 0/3000 false", "", 3},
 		{"holes beyond the end", func(r *Readings) {
 			r.Record.Holes = []Range{{10, 11}}
@@ -87,8 +87,8 @@ func TestAStartIsResolvedFromWhatWasRead(t *testing.T) {
 			newest(r, 10)
 		},
 			"0/2000 9 0 10 10 [{10 10}] true 0/3000 true",
-			"stream OUTBOX ends at sequence 10, the checkpoint record knows a place at 12", 2},
-		{"holes below the oldest place", func(r *Readings) { r.Record.Holes = []Range{{3, 6}} },
+			"stream OUTBOX ends at sequence 10, the newest checkpoint lies at 12", 2},
+		{"holes below the oldest checkpoint", func(r *Readings) { r.Record.Holes = []Range{{3, 6}} },
 			"0/2000 9 3 12 12 [{6 6}] true 0/3000 false", "", 3},
 		{"a repair accepted a stranger's message", func(r *Readings) {
 			r.Record = record(at(0x1000, 13, time.Second))
@@ -127,10 +127,10 @@ func TestAStartIsResolvedFromWhatWasRead(t *testing.T) {
 			if !s.Asked.Equal(r.Asked) || !s.Broker.Equal(r.Stream.Now) {
 				t.Errorf("asked at %v, the broker said %v", s.Asked, s.Broker)
 			}
-			if got != c.want || s.Loss != c.loss || len(s.Checkpoints) != c.places ||
+			if got != c.want || s.Loss != c.loss || len(s.Checkpoints) != c.checkpoints ||
 				s.Confirmed != r.Slot.Confirmed {
-				t.Errorf("got  %s, %d places\nwant %s, %d places\nloss %q\nwant %q", got, len(s.Checkpoints),
-					c.want, c.places, s.Loss, c.loss)
+				t.Errorf("got  %s of %d\nwant %s of %d\nloss %q\nwant %q", got, len(s.Checkpoints),
+					c.want, c.checkpoints, s.Loss, c.loss)
 			}
 			if again, _ := Resolve(config, r); !again.Same(s) || fmt.Sprint(*r.Record) != before {
 				t.Error("the readings were changed")
@@ -382,7 +382,7 @@ func TestResolveWaitsForStandby(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(r *Readings){
 		"no slot yet":          func(r *Readings) { r.Slot = relay.SlotState{} },
-		"behind a place":       func(r *Readings) { r.Server.WALEnd = 0x2FFF },
+		"behind one":           func(r *Readings) { r.Server.WALEnd = 0x2FFF },
 		"behind a thru":        func(r *Readings) { r.Stream.Newest.Thru = 0x5001 },
 		"timeline to come":     func(r *Readings) { r.Record.Checkpoints[2].Timeline = 2 },
 		"newest one's to come": func(r *Readings) { r.Stream.Newest.Timeline = 2 },
@@ -408,7 +408,7 @@ func TestTwoReadingsAgreeOnAStart(t *testing.T) {
 	a, err := Resolve(config, readings())
 	must.Succeed(t, err)
 	for name, change := range map[string]func(r *Readings){
-		"another place":  func(r *Readings) { r.Slot.Confirmed = 0x2001 },
+		"another one":    func(r *Readings) { r.Slot.Confirmed = 0x2001 },
 		"more messages":  func(r *Readings) { newest(r, 13) },
 		"lost meanwhile": func(r *Readings) { r.Stream.NewestSeq = 11 },
 	} {

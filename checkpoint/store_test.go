@@ -186,7 +186,7 @@ func TestLoadCountsFromTheStore(t *testing.T) {
 	p.Since = time.Now().Add(-time.Hour).UTC()
 	save(ctx, t, s, record(p), 0)
 	if r, _ := load(ctx, t, s); r.Checkpoints[0].Since.Before(before) {
-		t.Errorf("the place is of %v, before it was sent", r.Checkpoints[0].Since)
+		t.Errorf("the checkpoint is of %v, before it was sent", r.Checkpoints[0].Since)
 	}
 }
 
@@ -354,7 +354,7 @@ func TestAnswersOfTheStoreAreToldApart(t *testing.T) {
 		}
 	}
 	if _, err := s.Save(ctx, record(), 7); err == nil || errors.Is(err, ErrUnknown) {
-		t.Errorf("a record without places: %v", err)
+		t.Errorf("a record without checkpoints: %v", err)
 	}
 }
 

@@ -16,7 +16,7 @@ func (v *resolver) timelines() error {
 	for _, p := range v.Record.Checkpoints {
 		end, left, known := v.Server.History.Left(p.Timeline)
 		if !known {
-			return v.unknownTimeline(p.Timeline, "the place at "+p.Due.String())
+			return v.unknownTimeline(p.Timeline, "the checkpoint at "+p.Due.String())
 		}
 		if !left || p.At() <= end {
 			v.checkpoints = append(v.checkpoints, p)

@@ -25,14 +25,14 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 		return r
 	}
 	for _, c := range []struct {
-		name   string
-		change func(r *Readings)
-		place  outbox.LSN
-		places []outbox.LSN
-		code   string // "": it starts
-		rng    string
+		name        string
+		change      func(r *Readings)
+		start       outbox.LSN
+		checkpoints []outbox.LSN
+		code        string // "": it starts
+		rng         string
 	}{
-		{"a place beyond the switch counts as it", func(r *Readings) {}, 0x2000,
+		{"a checkpoint beyond the switch counts as it", func(r *Readings) {}, 0x2000,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"the only one at or above confirmed", func(r *Readings) { r.Slot.Confirmed = end }, end,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
@@ -45,7 +45,7 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 		{"one at it and one beyond", func(r *Readings) {
 			r.Record.Checkpoints[2].Due = end
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
-		{"places of the new timeline", func(r *Readings) { r.Record.Checkpoints[3] = on(2, marker(0x3000)) },
+		{"those of the new timeline", func(r *Readings) { r.Record.Checkpoints[3] = on(2, marker(0x3000)) },
 			0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x3000}, "", ""},
 		{"one at it that took events beyond it", func(r *Readings) {
 			r.Record.Checkpoints[2].Due, r.Record.Checkpoints[2].PublishedAhead =
@@ -61,7 +61,7 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 				on(2, at(0x3100, 12, time.Minute)))
 			r.Stream.NewestSeq, r.Stream.Newest = 0, nil
 		}, 0x3100, []outbox.LSN{end, 0x3000, 0x3100}, "", ""},
-		{"the place beyond it is lost with the end of the stream", func(r *Readings) {
+		{"the checkpoint beyond it is lost with the end of the stream", func(r *Readings) {
 			newest(r, 11)
 			r.Record.Checkpoints[2].Seq = 11
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
@@ -73,7 +73,7 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 			[]outbox.LSN{0x1000, 0x2000, 0x2200}, "", ""},
 		{"nothing to compare with", func(r *Readings) { r.Stream.NewestSeq, r.Stream.Newest = 0, nil }, end,
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
-		{"a promotion before the oldest place", func(r *Readings) {
+		{"a promotion before the oldest checkpoint", func(r *Readings) {
 			r.Server.History = promoted(0x800)
 			newest(r, 12)
 		}, 0, nil, "timeline_lost", "0/800 to 0/2000"},
@@ -106,7 +106,7 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 			[]outbox.LSN{0x1000, 0x2000, 0x2200, end}, "", ""},
 		{"the newest window was closed on the branch", func(r *Readings) { r.Stream.Newest.Thru = end + 1 },
 			0, nil, "timeline_lost", "0/2800 to 0/2801"},
-		{"the newest window was closed after the promotion, a place shows it", func(r *Readings) {
+		{"the newest window was closed after the promotion, a checkpoint shows it", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
 			r.Record.Checkpoints[3] = on(2, marker(0x2900))
 			r.Slot.Confirmed = 0x2900
@@ -127,19 +127,19 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, 0x2900
 			r.Record.Checkpoints = r.Record.Checkpoints[:2]
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000}, "", ""},
-		{"the same, and a place shows that it was after the promotion", func(r *Readings) {
+		{"the same, and a checkpoint shows that it was after the promotion", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end, 0x2900
 			r.Record.Checkpoints[3] = on(2, marker(0x2900))
 		}, 0x2000, []outbox.LSN{0x1000, 0x2000, 0x2200, 0x2900}, "", ""},
-		{"an event of the branch, and a place on the new timeline", func(r *Readings) {
+		{"an event of the branch, and a checkpoint on the new timeline", func(r *Readings) {
 			r.Stream.Newest.Pos.LSN, r.Stream.Newest.Thru = end+1, 0x2900
 			r.Record.Checkpoints[3] = on(2, marker(0x2900))
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
-		{"the first place behind it shows where its window was closed", func(r *Readings) {
+		{"the first checkpoint behind it shows where its window was closed", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2900
 			r.Record.Checkpoints = append(r.Record.Checkpoints[:2], marker(0x2900), on(2, marker(0x3000)))
 		}, 0, nil, "timeline_lost", "0/2800 to 0/2900"},
-		{"a place before it, of the branch, shows nothing", func(r *Readings) {
+		{"a checkpoint before it, of the branch, shows nothing", func(r *Readings) {
 			r.Stream.Newest.Thru = 0x2A00
 			r.Record.Checkpoints = append(r.Record.Checkpoints[:2], at(0x2900, 11, 0))
 		}, end, []outbox.LSN{0x1000, 0x2000, end}, "", ""},
@@ -177,16 +177,16 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 			for _, p := range s.Checkpoints {
 				due = append(due, p.Due)
 			}
-			if s.Checkpoint.Due != c.place || len(due) != len(c.places) {
-				t.Fatalf("starts at %v of %v, want %v of %v", s.Checkpoint.Due, due, c.place, c.places)
+			if s.Checkpoint.Due != c.start || len(due) != len(c.checkpoints) {
+				t.Fatalf("starts at %v of %v, want %v of %v", s.Checkpoint.Due, due, c.start, c.checkpoints)
 			}
 			for i := range due {
-				if due[i] != c.places[i] {
-					t.Fatalf("places %v, want %v", due, c.places)
+				if due[i] != c.checkpoints[i] {
+					t.Fatalf("checkpoints %v, want %v", due, c.checkpoints)
 				}
 			}
 			if _, err := record(s.Checkpoints...).Encode(); err != nil {
-				t.Fatalf("the places can't be stored: %v", err)
+				t.Fatalf("the checkpoints can't be stored: %v", err)
 			}
 		})
 	}

@@ -89,7 +89,7 @@ func TestWindowsCountWhenAcknowledged(t *testing.T) {
 	k.want("pending after stored", k.Pending(), false)
 }
 
-func TestWhatIsThereMakesNoPlace(t *testing.T) {
+func TestWhatIsThereMakesNoCheckpoint(t *testing.T) {
 	t.Parallel()
 	// Five messages are there from the checkpoint on, sequences 6 to 10, and 11 and 12 are a hole.
 	k := track(t, func(s *Start) {
@@ -132,7 +132,7 @@ func TestAMarkerMovesTheCheckpointOnceAllIsAcknowledged(t *testing.T) {
 	k.want("while one is unacknowledged", k.marker(0x2100), false)
 	k.Acked(8)
 	k.want("after it", k.marker(0x2100), true)
-	k.want("not beyond the newest place", k.marker(0x2100), false)
+	k.want("not beyond the newest checkpoint", k.marker(0x2100), false)
 	k.want("the next", k.marker(0x2200), true)
 	k.want("stored", k.store(), "0/1000:5 0/2000:8 0/2200:8") // 0/2100 was replaced
 	k.want("behind a stored one", k.marker(0x2300), true)
@@ -190,7 +190,7 @@ func TestUnsavedPlacesAreThinned(t *testing.T) {
 		k.window(due, 1)
 		k.Acked(seq)
 		if len(k.checkpoints) > 4 {
-			t.Fatalf("%d places are held", len(k.checkpoints))
+			t.Fatalf("%d checkpoints are held", len(k.checkpoints))
 		}
 	}
 	k.want("a marker", k.marker(0x9000), true)
@@ -238,9 +238,9 @@ func TestOnlyDurableCheckpointsAreConfirmed(t *testing.T) {
 	k.now = epoch.Add(150 * time.Second)
 	k.want("and is old enough then", k.Confirmable(k.now), "0/1200")
 	k.now = epoch.Add(200*time.Second - 1)
-	k.want("its own place, before", k.Confirmable(k.now), "0/1200")
+	k.want("its own, before", k.Confirmable(k.now), "0/1200")
 	k.now = epoch.Add(200 * time.Second)
-	k.want("its own place", k.Confirmable(k.now), "0/2000")
+	k.want("its own", k.Confirmable(k.now), "0/2000")
 	k.Confirmed(0x2000)
 	k.Confirmed(0x1200)
 	k.want("an earlier now", k.Confirmable(epoch), "0/2000")
@@ -340,8 +340,8 @@ func TestTakenEventsAreThinned(t *testing.T) {
 	}
 	const most = maxStoredAhead
 	for name, c := range map[string]struct {
-		places []StoredCheckpoint // that are in the record; the newest two are new
-		want   string
+		checkpoints []StoredCheckpoint // that are in the record; the newest two are new
+		want        string
 	}{
 		"just enough": {[]StoredCheckpoint{full(at(0x1000, 5, 90*time.Second), most/2),
 			full(at(0x1100, 6, 80*time.Second), most/2)}, "0/1000:5 0/1100:6 0/2000:9 0/3000:9"},
@@ -363,7 +363,7 @@ func TestTakenEventsAreThinned(t *testing.T) {
 			full(at(0x1200, 6, 70*time.Second), 1), at(0x1300, 8, 50*time.Second)},
 			"0/1000:5 0/1200:6 0/1300:8 0/2000:9 0/3000:9"},
 	} {
-		k := track(t, func(s *Start) { s.Checkpoints, s.LastSeq, s.End = c.places, 8, 8 })
+		k := track(t, func(s *Start) { s.Checkpoints, s.LastSeq, s.End = c.checkpoints, 8, 8 })
 		k.window(0x2000, 1)
 		k.Acked(9)
 		k.marker(0x3000)
@@ -402,7 +402,7 @@ func TestWithoutDurableAfterACheckpointIsConfirmedAtOnce(t *testing.T) {
 	k := &tracked{NewTracker(c, Start{Checkpoint: p.Checkpoint, LastSeq: 5, End: 5,
 		Checkpoints: []StoredCheckpoint{p}}, epoch), t, epoch}
 	k.want("interval", k.SaveInterval(), time.Second)
-	k.want("a stored place", k.Confirmable(k.now), "0/1000")
+	k.want("a stored one", k.Confirmable(k.now), "0/1000")
 	k.window(0x2000, 1)
 	k.Acked(6)
 	k.want("not stored", k.Confirmable(k.now), "0/1000")

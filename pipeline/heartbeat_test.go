@@ -183,10 +183,10 @@ func TestReceiveTimesAreForgotten(t *testing.T) {
 		conns, err := pr.open(t.Context(), options{})
 		must.Succeed(t, err)
 		defer conns.Close()
-		place := relay.Checkpoint{Settings: first, Timeline: timeline}
+		cp := relay.Checkpoint{Settings: first, Timeline: timeline}
 		s := newSession(t.Context(), New(Config{Scratch: memory{}}), conns, checkpoint.Readings{},
 			checkpoint.Start{
-				Checkpoint: place, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: place}},
+				Checkpoint: cp, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: cp}},
 			}, nil, 0)
 		defer s.close()
 		for i := range 3000 {

@@ -16,7 +16,8 @@ messages. So after a loss nobody cuts below an input that the home has committed
 all that can have been read. (In a program: a row of the home that names the broker's present life.)
 
 The claim: the stream is at any time the beginning of what the rules make of the home's WAL and the cuts, so each event is there once, in
-order; each consumer has done the beginning of that, each event once; and it is complete as far as somebody has the rows, unless the home is gone for good and the broker lost something behind its last input.
+order; each consumer has done the beginning of that, each event once; and it is complete as far as somebody has the rows,
+unless the home is gone for good and the broker lost something behind its last input.
 
 Run: python3 shared_model.py [trials [first seed]]       random trials
      python3 shared_model.py mutations                   takes away one rule after the other: each must fail
@@ -28,7 +29,7 @@ Input = namedtuple("Input", "lsn time events settings watermark")       # waterm
 Settings = namedtuple("Settings", "horizon max_events")
 Event = namedtuple("Event", "pos key")
 Message = namedtuple("Message", "event due thru n of cut")              # of an event, or of a cut: then only cut is set
-Place = namedtuple("Place", "due seq settings")                         # of the inputs up to due all is in the stream up to seq
+Checkpoint = namedtuple("Checkpoint", "due seq settings")               # of the inputs up to due all is in the stream up to seq
 
 MUTATIONS = {
     "stream": "the cut is in the record alone, by compare-and-set",
@@ -41,7 +42,7 @@ MUTATIONS = {
     "newest": "a start does not take over a cut that is the stream's newest message",
     "follow": "a home that returns leaves the cuts of others out",
     "rows": "whoever cannot make the stream's newest message goes on behind it all the same",
-    "thru": "a cut may come before the input that closed the stream's newest message, if a place lies between",
+    "thru": "a cut may come before the input that closed the stream's newest message, if a checkpoint lies between",
     "life": "after a loss a cut may come below what the home has committed since",
     "mark": "a consumer goes on behind a cut that it has read",
     "close": "a cut is noted below inputs that were read",
@@ -53,8 +54,8 @@ MUTATIONS = {
     "skip": "a subscription skips a transaction",
     "count": "the same, and a cluster stops as soon as it has the next watermark, because its count differs",
     "slot": "a slot is confirmed by what its own process has made",
-    "age": "others than the owner judge by its age whether a place is durable",
-    "confirm": "a slot is confirmed by the newest place, durable or not",
+    "age": "others than the owner judge by its age whether a checkpoint is durable",
+    "confirm": "a slot is confirmed by the newest checkpoint, durable or not",
 }
 bent = None                                                             # the rule that is taken away
 
@@ -91,7 +92,7 @@ class Rules:
 
 def undisturbed(wal, cuts, first):
     """What the rules make of a WAL and cuts."""
-    r, out = Rules(Place(0, 0, first)), []
+    r, out = Rules(Checkpoint(0, 0, first)), []
     for x in wal:
         out += r.add(x)
         if x.lsn in cuts: out += r.cut(x.lsn)
@@ -102,8 +103,9 @@ class Restart(Exception): pass                                          # a sess
 
 
 class Record:
-    """places: each with the time when it was stored. confirmed: what the owner has found durable."""
-    def __init__(s, epoch, owner, places, cuts, confirmed): s.epoch, s.owner, s.places, s.cuts, s.confirmed = epoch, owner, places, cuts, confirmed
+    """checkpoints: each with the time when it was stored. confirmed: what the owner has found durable."""
+    def __init__(s, epoch, owner, checkpoints, cuts, confirmed):
+        s.epoch, s.owner, s.checkpoints, s.cuts, s.confirmed = epoch, owner, checkpoints, cuts, confirmed
 
 
 class Cluster:
@@ -140,7 +142,7 @@ class World:
         s.clusters = [Cluster(c) for c in range(rnd.choice([2, 3, 4]))]
         s.history, s.alive, s.calm = [], True, False                    # the home's WAL; is its database up?
         s.stream, s.synced = [], []                                     # messages, and when each is on disk
-        s.records = [(Record(0, 0, {Place(0, 0, s.first): 0}, (), 0), 0)]  # revisions, each with when it is on disk
+        s.records = [(Record(0, 0, {Checkpoint(0, 0, s.first): 0}, (), 0), 0)]  # revisions, each with when it is on disk
         s.revision, s.wires, s.losses, s.takes, s.cuts, s.refused = 0, [], 0, 0, 0, 0
         s.consumers, s.reads, s.lost_at = [Consumer(), Consumer()], random.Random(-1 - seed), 0     # lost_at: the home's WAL ended there at the last loss
         s.suspect, s.back = rnd.choice([.002, .02, .1]), rnd.choice([.003, .02, .2])    # how readily others take over, and the home returns
@@ -264,12 +266,12 @@ def process(w, c):
                 if bent == "slot" and ours: c.confirm(x.lsn)
                 elif ours and x.watermark is not None: c.confirm(x.watermark)
             if c.c == 0:
-                done = rec.confirmed if bent != "age" else settled(w, rec.places)
+                done = rec.confirmed if bent != "age" else settled(w, rec.checkpoints)
                 c.confirm(done)
                 w.commit(watermark=done)
             if rnd.random() < (w.back if c.c == 0 else w.suspect):             # the home wants its stream back; others are suspicious, rightly or not
                 w.takes += 1
-                w.save(revision, Record(rec.epoch + 1, c.c, rec.places, rec.cuts, rec.confirmed))
+                w.save(revision, Record(rec.epoch + 1, c.c, rec.checkpoints, rec.cuts, rec.confirmed))
                 return
             yield
         return
@@ -281,9 +283,9 @@ def process(w, c):
         wire[:] = [(*x[:3], None) for x in wire]
 
 
-def settled(w, places):
-    """The newest place that is durable. Only the owner knows: the broker may have lost a message that the record has a place behind."""
-    return max([p.due for p, since in places.items() if since <= w.now - w.durable_after or bent == "confirm"], default=0)
+def settled(w, checkpoints):
+    """The newest checkpoint that is durable. Only the owner knows: the broker may have lost a message that the record has a checkpoint behind."""
+    return max([p.due for p, since in checkpoints.items() if since <= w.now - w.durable_after or bent == "confirm"], default=0)
 
 
 def own(w, c, rec, revision, wire):
@@ -295,17 +297,17 @@ def own(w, c, rec, revision, wire):
     if newest and newest.cut and newest.cut not in cuts and bent not in ("newest", "follow"):
         yield from wait(w, w.durable_after if bent != "early" else 0)   # somebody stored it, and died before the record had it
         cuts.append(newest.cut)
-        rec = Record(rec.epoch, rec.owner, rec.places, tuple(cuts), rec.confirmed)
+        rec = Record(rec.epoch, rec.owner, rec.checkpoints, tuple(cuts), rec.confirmed)
         revision = w.save(revision, rec)
-    since = {p: t for p, t in rec.places.items() if p.seq <= last}
-    if len(since) < len(rec.places):                                    # the broker has lost its end, and the record had survived
+    since = {p: t for p, t in rec.checkpoints.items() if p.seq <= last}
+    if len(since) < len(rec.checkpoints):                               # the broker has lost its end, and the record had survived
         rec = Record(rec.epoch, rec.owner, dict(since), rec.cuts, rec.confirmed)
         revision = w.save(revision, rec)
     if bent != "durable": yield from wait(w, w.durable_after)           # the record is as it was read, also after a loss
     gone = max([x.lsn for _, ours, x in c.wal[:c.next] if ours and x.watermark is None], default=0)
-    places = [p for p in since if p.due >= gone]
-    assert places, "no place from which the slot goes on"
-    p = rnd.choice(places)
+    checkpoints = [p for p in since if p.due >= gone]
+    assert checkpoints, "no checkpoint from which the slot goes on"
+    p = rnd.choice(checkpoints)
     r, made, there, ready, acks, ends, read = Rules(p), 0, last - p.seq, [], [], [], None
     proved = there
 
@@ -328,7 +330,7 @@ def own(w, c, rec, revision, wire):
             if proved >= made and not ready: return
             yield
         raise Restart                                                   # it never came
-    def keep(lsn): ends.append((made, Place(r.due if r.events else lsn, p.seq + made, r.set_at_due if r.events else r.set)))
+    def keep(lsn): ends.append((made, Checkpoint(r.due if r.events else lsn, p.seq + made, r.set_at_due if r.events else r.set)))
 
     i = c.next
     while True:
@@ -347,15 +349,15 @@ def own(w, c, rec, revision, wire):
             if bent == "rows": made = there
             elif rnd.random() < .05: return
         while ends and ends[0][0] <= proved:
-            _, place = ends.pop(0)
-            if place.due > max(q.due for q in since): since.setdefault(place, None)
+            _, checkpoint = ends.pop(0)
+            if checkpoint.due > max(q.due for q in since): since.setdefault(checkpoint, None)
         if rnd.random() < .2 and None in since.values():
-            done = max(rec.confirmed, settled(w, rec.places))
+            done = max(rec.confirmed, settled(w, rec.checkpoints))
             since = {q: w.now if t is None else t for q, t in since.items() if q.due >= done}
             rec = Record(rec.epoch, rec.owner, dict(since), tuple(x for x in cuts if x > min(q.due for q in since)), done)
             revision = w.save(revision, rec)
         if rnd.random() < .2:
-            done = max(rec.confirmed, settled(w, rec.places))
+            done = max(rec.confirmed, settled(w, rec.checkpoints))
             c.confirm(done)
             if c.c == 0: w.commit(watermark=done)
         low = max([p.due] + cuts)                                       # a cut comes behind the last one, and behind what made the newest message
@@ -373,7 +375,7 @@ def own(w, c, rec, revision, wire):
                 if bent != "early": yield from wait(w, w.durable_after)
             w.cuts += 1
             cuts.append(at)
-            rec = Record(rec.epoch, rec.owner, rec.places, tuple(cuts), rec.confirmed)
+            rec = Record(rec.epoch, rec.owner, rec.checkpoints, tuple(cuts), rec.confirmed)
             revision = w.save(revision, rec)
             if bent != "durable": yield from wait(w, w.durable_after)
             for m in r.cut(at)[1 if bent != "stream" else 0:]: make(m)
