@@ -261,9 +261,14 @@ func TestClusterRowsAreReadFromEachCluster(t *testing.T) {
 	if got, _, bad := read(cfg, "pg_16999", row(claim)); len(got) != 0 || bad != 0 {
 		t.Errorf("of a stranger: %+v, %d malformed", got, bad)
 	}
+	ours := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 3, Hello: 7, To: 0x9000}
+	if got, _, _ := read(cfg, "pg_16501", row(ours)); len(got) != 1 {
+		t.Errorf("a claim of what ends here: %+v", got)
+	}
 	behind := mark
 	behind.To++
-	for _, content := range []string{"", by(claim, 3).Content(), behind.Content(),
+	ours.To++
+	for _, content := range []string{"", by(claim, 3).Content(), behind.Content(), ours.Content(),
 		strings.Replace(claim.Content(), "v=1", "v=2", 1), strings.Repeat("v", maxClusterRow+1)} {
 		bad := controlRow("public.outbox", relay.ClusterPrefix, content)
 		wrong(cfg, bad)

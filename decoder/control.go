@@ -142,9 +142,10 @@ func (d *Decoder) clusterRow(content []byte) error {
 		return err
 	case row.By != d.tx.cluster:
 		return fmt.Errorf("cluster row %q came from cluster %d", content, d.tx.cluster)
-	case row.Kind == relay.Published && row.To > d.tx.there:
-		return fmt.Errorf("cluster row %q speaks of what comes behind its own commit at %v", content,
-			d.tx.there)
+	case row.Kind == relay.Published && row.To > d.tx.there,
+		row.Kind == relay.Claim && row.Home == d.cfg.Clusters[""] && row.To > d.tx.final:
+		return fmt.Errorf("cluster row %q speaks of what comes behind its own commit, at %v there and at %v "+
+			"here", content, d.tx.there, d.tx.final)
 	}
 	d.tx.rows = append(d.tx.rows, row)
 	return nil
