@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,11 +28,10 @@ type Event struct {
 	Time    time.Time   // default: now
 }
 
-// outflowHeaders are set by Outflow itself and left out of events read from files.
-var outflowHeaders = map[string]bool{
-	outbox.HeaderName: true, "Outflow-Replay": true, "Outflow-Replay-Sequence": true,
-	nats.ExpectedLastSeqHdr: true, nats.MsgIdHdr: true,
-	"Nats-Batch-Id": true, "Nats-Batch-Sequence": true, "Nats-Batch-Commit": true,
+// ofOutflow reports whether Outflow or the server set a header, which is left out of events read from files.
+func ofOutflow(name string) bool {
+	return name == outbox.HeaderName || name == "Outflow-Replay" || name == "Outflow-Replay-Sequence" ||
+		strings.HasPrefix(name, "Nats-")
 }
 
 // Lines reads events from JSON lines, each as printed by outflow replay --to stdout or, like this, an event
@@ -147,7 +147,7 @@ func (l *line) message() (e Event, err error) {
 		}
 	}
 	for name, values := range headers {
-		if !outflowHeaders[name] {
+		if !ofOutflow(name) {
 			e.Header[name] = values
 		}
 	}

@@ -14,7 +14,8 @@ func TestLinesReadsOperationsAndReplays(t *testing.T) {
 	got, err := Lines(strings.NewReader(`{"doc_id": "a", "actor_id": "alice", "counter": 7, "op": [[1, 0, "x"]], "t": 3}
 
 {"doc_id": "b", "id": "i", "seq_key": "k", "headers": {"schema_version": "2"}, "payload": {"n": 9007199254740993}}
-{"sequence":9,"subject":"outbox.a=2Eb","headers":{"Outflow":["v=1"],"Event-Type":["put"],"Nats-Expected-Last-Sequence":["8"]},` +
+{"sequence":9,"subject":"outbox.a=2Eb","headers":{"Outflow":["v=1"],"Event-Type":["put"],"Nats-Expected-Last-Sequence":["8"],` +
+		`"Nats-Expected-Last-Subject-Sequence":["7"],"Nats-Expected-Last-Subject-Sequence-Subject":["cut"]},` +
 		`"position":"0/1-0","document":"a.b","id":"i","key":"k","time":"2026-01-02T03:04:05Z","data":{"a": 1}}
 {"subject":"outbox.c","document":"c","headers":{},"id":"","key":"","data_base64":"/w=="}`))
 	want := []Event{
