@@ -12,6 +12,8 @@
 // over, and from there on two goroutines own one half each: the reader alone reads from it, the writer alone
 // writes to it. Nothing else touches it, except to close it.
 //
+// A session that only asks ([Inspect]), such as an operator's command, has one connection for both.
+//
 // The take-over loses no byte. pgconn reads ahead, so WAL data may lie in its buffer when the answer to
 // START_REPLICATION arrives; at a transaction boundary its loss would be silent. Therefore pgconn never gets
 // the chance: it reads through a frameReader, which hands out one protocol message at a time and keeps the

@@ -28,15 +28,15 @@ import (
 // longer or off: so long may a slot stay held by an outflow that is gone.
 const maxSenderTimeout = 10 * time.Second
 
-// Session is one replication connection and an ordinary one to the same server. Its methods may be called
-// from any goroutine.
+// Session is one replication connection and an ordinary one to the same server, or, of [Inspect], one that is
+// both. Its methods may be called from any goroutine.
 type Session struct {
 	cfg Config
 	log *slog.Logger
 
 	// connLock holds one token. Whoever has taken it owns conn and unwatch, and repl until that streams.
 	connLock chan struct{}
-	conn     *pgx.Conn // ordinary
+	conn     *pgx.Conn // ordinary; what repl is part of, where that is both
 	unwatch  func()    // ends the watch over conn
 
 	repl   *pgconn.PgConn
@@ -65,17 +65,39 @@ type identity struct {
 const farBehind = 1 << 20
 
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
-func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
+func Open(ctx context.Context, cfg Config) (*Session, error) {
+	return open(ctx, cfg, func(s *Session) error {
+		if err := s.connect(ctx); err != nil {
+			return err
+		}
+		return postgres.KeepBytes(ctx, s.repl)
+	})
+}
+
+// Inspect is Open for a caller that only asks and never starts the stream. One connection answers everything:
+// in replication mode it takes SQL too, by the simple protocol. A second one would cost the server a process.
+func Inspect(ctx context.Context, cfg Config) (*Session, error) {
+	return open(ctx, cfg, func(s *Session) (err error) {
+		s.conn, err = cfg.Target().Connect(ctx, func(c *pgx.ConnConfig) {
+			c.RuntimeParams["replication"] = "database"
+			c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+			c.OnNotice = s.notice
+		})
+		if err == nil {
+			s.repl = s.conn.PgConn()
+		}
+		return err
+	})
+}
+
+func open(ctx context.Context, cfg Config, connect func(*Session) error) (_ *Session, err error) {
 	s := &Session{cfg: cfg, log: cfg.logger(), connLock: make(chan struct{}, 1), unwatch: func() {}}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	if err = s.connect(ctx); err != nil {
-		return nil, err
-	}
-	if err = postgres.KeepBytes(ctx, s.repl); err != nil {
+	if err = connect(s); err != nil {
 		return nil, err
 	}
 	if err = s.handshake(ctx); err != nil {
@@ -83,6 +105,10 @@ func Open(ctx context.Context, cfg Config) (_ *Session, err error) {
 	}
 	s.connLock <- struct{}{}
 	return s, nil
+}
+
+func (s *Session) notice(_ *pgconn.PgConn, n *pgconn.Notice) {
+	s.log.Warn("notice from the server", "code", n.Code, "notice", n.Message)
 }
 
 // opening marks the context in which the replication connection is dialled.
@@ -123,9 +149,7 @@ func (s *Session) connect(ctx context.Context) (err error) {
 			s.frames = newFrameReader(src)
 			return pgproto3.NewFrontend(s.frames, w)
 		}
-		c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
-			s.log.Warn("notice from the server", "code", n.Code, "notice", n.Message)
-		}
+		c.OnNotice = s.notice
 	})
 	if early == nil {
 		return err

@@ -27,6 +27,9 @@ func (s *Session) Start(ctx context.Context, from outbox.LSN, binary bool) error
 	if s.streaming() != nil {
 		return fmt.Errorf("start replication: already started")
 	}
+	if s.frames == nil {
+		return fmt.Errorf("start replication: the session was opened to ask only")
+	}
 	if err := s.startReplication(ctx, startCommand(s.cfg, s.version, from, binary)); err != nil {
 		if postgres.SQLState(err) == postgres.StateObjectInUse {
 			return fmt.Errorf("%w: %w", ErrSlotInUse, err)

@@ -139,15 +139,17 @@ func OpenSetup(ctx context.Context, cfg config.Config, c catalog.SetupConfig) (*
 	return catalog.OpenSetup(ctx, c)
 }
 
-// OpenReplication opens a replication session.
-func OpenReplication(ctx context.Context, cfg config.Config, log *slog.Logger) (*replication.Session, error) {
-	return openReplication(ctx, cfg, Replication(cfg, log))
-}
-
+// openReplication opens a replication session that can stream.
 func openReplication(ctx context.Context, cfg config.Config, rc replication.Config) (*replication.Session,
 	error) {
 	defer WaitPostgres(ctx, cfg)()
 	return replication.Open(ctx, rc)
+}
+
+// Inspect opens a replication session that only asks, over one connection.
+func Inspect(ctx context.Context, cfg config.Config, log *slog.Logger) (*replication.Session, error) {
+	defer WaitPostgres(ctx, cfg)()
+	return replication.Inspect(ctx, Replication(cfg, log))
 }
 
 // WaitPostgres shows that PostgreSQL is waited for until done is called, if that takes a while.

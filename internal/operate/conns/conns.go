@@ -37,7 +37,7 @@ func Open(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *Conns, e
 			c.Close()
 		}
 	}()
-	if c.Session, err = wiring.OpenReplication(ctx, cfg, log); err != nil {
+	if c.Session, err = wiring.Inspect(ctx, cfg, log); err != nil {
 		return nil, err
 	}
 	if c.Layout, err = wiring.Apply(ctx, cfg, c.Session); err != nil {

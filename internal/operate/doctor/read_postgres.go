@@ -161,7 +161,7 @@ func (r *pgReader) connect(ctx context.Context) {
 	// before the replication connection is there, which counts
 	r.from(ctx, srcServer, r.readStats)
 	r.from(ctx, srcReplication, func(ctx context.Context) (err error) {
-		r.session, err = wiring.OpenReplication(ctx, r.f.Config, r.log)
+		r.session, err = wiring.Inspect(ctx, r.f.Config, r.log)
 		return err
 	})
 }

@@ -161,7 +161,7 @@ func (s *setup) open(ctx context.Context) (err error) {
 	if err := s.pg.CheckServer(ctx); err != nil {
 		return err
 	}
-	if s.session, err = wiring.OpenReplication(ctx, s.cfg, s.log); err != nil {
+	if s.session, err = wiring.Inspect(ctx, s.cfg, s.log); err != nil {
 		return err
 	}
 	if s.dry {

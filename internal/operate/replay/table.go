@@ -49,7 +49,7 @@ func openTable(ctx context.Context, cfg config.Config, log *slog.Logger, l *wiri
 	if t.enc, err = sink.NewEncoder(sc); err != nil {
 		return nil, err
 	}
-	session, err := wiring.OpenReplication(ctx, cfg, log)
+	session, err := wiring.Inspect(ctx, cfg, log)
 	if err != nil {
 		return nil, err
 	}

@@ -296,7 +296,7 @@ func (u *uninstall) openPostgres(ctx context.Context) (err error) {
 	if u.pg, err = wiring.OpenSetup(ctx, u.cfg, pc); err != nil {
 		return err
 	}
-	u.repl, err = wiring.OpenReplication(ctx, u.cfg, u.log)
+	u.repl, err = wiring.Inspect(ctx, u.cfg, u.log)
 	return err
 }
 
