@@ -151,8 +151,8 @@ func repairOtherSettings(t *testing.T, natsURL string) {
 // repairOtherCluster: the rows went to another cluster, of another version; the stream goes on from there.
 func repairOtherCluster(t *testing.T, natsURL string) {
 	const name = "shop"
-	old, oldURL := own(t, pgtest.Server(t).Installation.Major, name)
-	now, url := own(t, otherMajor(t), name)
+	old, oldURL := own(t, olderMajor(t), name)
+	now, url := own(t, pgtest.Server(t).Installation.Major, name)
 	t.Logf("%v to %v", old.Installation, now.Installation)
 	f := &harness.Installation{JS: harness.JetStream(t, natsURL), URL: oldURL,
 		Conn: harness.Connect(t, oldURL)}
@@ -188,12 +188,12 @@ func own(t *testing.T, major int, database string) (*pgserver.Server, string) {
 	return s, url
 }
 
-// otherMajor is a version that is installed beside that of the shared server.
-func otherMajor(t *testing.T) int {
+// olderMajor is the oldest version that is installed beside that of the shared server.
+func olderMajor(t *testing.T) int {
 	t.Helper()
 	shared := pgtest.Server(t).Installation.Major
-	for major := 18; major > shared; major-- {
-		if _, err := pgserver.Find(major); err == nil {
+	for major := pgserver.Oldest; major < shared; major++ {
+		if installed(major) {
 			return major
 		}
 	}
