@@ -113,6 +113,18 @@ cached_bins() {
   done
 }
 
+# has_postgres MAJOR tells whether a server of that major is here.
+has_postgres() {
+  local bin
+  while read -r bin; do
+    [[ $("$bin/postgres" --version) != *"(PostgreSQL) $1."* ]] || return 0
+  done < <(
+    postgres_bins
+    cached_bins
+  )
+  return 1
+}
+
 # whole_postgres FOLDER tells whether all of a fetched server is there: one that was cut short is none. internal/lab/pgserver asks the same.
 whole_postgres() {
   "$1/bin/initdb" --version >/dev/null 2>&1 && "$1/bin/postgres" --version >/dev/null 2>&1 &&
