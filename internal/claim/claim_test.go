@@ -134,11 +134,15 @@ func TestAHomeThatSaysNothingIsNotClaimedFrom(t *testing.T) {
 func TestWhatIsNotReadIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
-	h.Start(7, 0)
+	h.Start(0)
 	if row := h.Next(-1); row.Kind != relay.Published {
 		t.Errorf("first: %v", row.Content())
 	}
 	h.Row(&relay.ClusterRow{Kind: relay.Published, By: 1}, 1, 0)
+	if row := h.Next(-1); row.Kind != 0 || !h.Nameless() {
+		t.Errorf("a hello without a number: %v", row.Content())
+	}
+	h.Number(7)
 	kinds := func(from, to time.Duration, kind relay.ClusterRowKind) (asked []time.Duration) {
 		for now := from; now < to; now++ {
 			if row := h.Next(now); row.Kind == kind {
@@ -202,7 +206,7 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 		"the same hello twice": {after: []read{{sign, 120}, {hello, 130}}, may: Publish, hello: 7},
 	} {
 		h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
-		h.Start(7, 0)
+		h.Start(0)
 		lsn := outbox.LSN(0)
 		take := func(rows ...read) {
 			for _, r := range rows {
@@ -212,11 +216,14 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 		}
 		take(read{sign, 100}, read{hello, 105}, read{echo, 108}, read{sign, 110})
 		take(c.before...)
-		h.Start(9, lsn+outbox.LSN(c.there))
+		h.Start(lsn + outbox.LSN(c.there))
 		if got := h.May(50); got != Wait {
 			t.Errorf("%s: %v before anything is read", name, got)
 		}
 		take(c.after...)
+		if h.Nameless() {
+			h.Number(9)
+		}
 		if got := h.May(50); got != c.may || h.hello != c.hello {
 			t.Errorf("%s: %v with hello %d, want %v with %d", name, got, h.hello, c.may, c.hello)
 		}

@@ -23,5 +23,5 @@
 //   - While its NATS can't be reached, a Reader is not told that the WAL is read to its end: it claims
 //     nothing.
 //   - A hello has a greater number than each one before of the same home, also one that may still be on its
-//     way. Each start takes one, whether it says hello or not.
+//     way. It is taken when a hello is to be said, and durable before that is.
 package claim

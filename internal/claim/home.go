@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/relay"
@@ -36,15 +37,15 @@ func (e *echoes) void(claim *relay.ClusterRow) bool { return claim.Hello < e[cla
 type Home struct {
 	cfg Config
 
-	hello   uint64 // the newest one
-	greeted bool   // it was read in the own WAL
-	waits   bool   // it waits for echoes of it
-	echoes  echoes
-	claimed outbox.LSN // up to there everything is published, or claimed by others
+	hello    uint64 // the newest one
+	greeted  bool   // it was read in the own WAL
+	nameless bool   // one is to be said, and has no number yet
+	waits    bool   // it waits for echoes of it
+	echoes   echoes
+	claimed  outbox.LSN // up to there everything is published, or claimed by others
 
 	published outbox.LSN // up to there everything is in the stream, or left to others
 
-	spare  uint64        // greater than any hello of before: for one of this process
 	end    outbox.LSN    // of the own WAL at the start
 	back   bool          // since the start a sign of life was read in the own WAL
 	signed time.Duration // when the newest one was committed, by the server's clock
@@ -63,18 +64,40 @@ type Home struct {
 // NewHome is a home before its first start.
 func NewHome(cfg Config) Home { return Home{cfg: cfg, gap: true} }
 
-// Start begins a process, at any state that was kept, before anything is read. The own WAL ends at end now;
-// number is for a hello, if it takes one. It does not where the next sign of life is committed within half of
-// the delay of the one before: then nobody has claimed meanwhile.
-func (h *Home) Start(number uint64, end outbox.LSN) {
-	h.away, h.alive, h.back, h.asked = false, false, false, asked{}
-	h.spare, h.end = number, end
+// HomeFrom is the home of which state was kept.
+func HomeFrom(cfg Config, s relay.HomeState) Home {
+	h := Home{cfg: cfg, hello: s.Hello, greeted: s.Greeted, waits: s.Waits, yielded: s.Yielded, told: s.Told,
+		claimed: s.Claimed, signed: s.Signed, gap: s.Gap}
+	copy(h.echoes[1:], s.Echoes)
+	return h
 }
 
-func (h *Home) greet(number uint64) {
-	h.hello, h.greeted, h.waits, h.back = max(number, h.hello+1), false, h.cfg.Count > 1, true
+// State is what has to be kept to go on from this point of the WAL; At and Timeline are the caller's to set.
+// A process begins there with [Home.Start], and says what is published.
+func (h *Home) State() relay.HomeState {
+	return relay.HomeState{Hello: h.hello, Greeted: h.greeted, Waits: h.waits, Yielded: h.yielded,
+		Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), Claimed: h.claimed, Signed: h.signed,
+		Gap: h.gap}
+}
+
+// Start begins a process, at any state that was kept, before anything is read. The own WAL ends at end now.
+// It says no hello where the next sign of life is committed within half of the delay of the one before: then
+// nobody has claimed meanwhile.
+func (h *Home) Start(end outbox.LSN) {
+	h.away, h.alive, h.back, h.asked = false, false, false, asked{}
+	h.end = end
+}
+
+func (h *Home) greet() {
+	h.greeted, h.nameless, h.waits, h.back = false, true, h.cfg.Count > 1, true
 	h.yielded, h.told, h.asked = false, false, asked{}
 }
+
+// Nameless reports whether a hello is to be said that has no number yet.
+func (h *Home) Nameless() bool { return h.back && h.nameless }
+
+// Number gives it one.
+func (h *Home) Number(n uint64) { h.hello, h.nameless = max(n, h.hello+1), false }
 
 // Away says that NATS can't be reached.
 func (h *Home) Away(now time.Duration) {
@@ -83,11 +106,11 @@ func (h *Home) Away(now time.Duration) {
 	}
 }
 
-// Back says that NATS can be reached again. number is that of a hello, if it takes one.
-func (h *Home) Back(number uint64) {
+// Back says that NATS can be reached again, and was read.
+func (h *Home) Back() {
 	h.away = false
 	if h.yielded {
-		h.greet(number)
+		h.greet()
 	}
 }
 
@@ -100,7 +123,7 @@ func (h *Home) Row(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	case r.Home != h.cfg.Self:
 	case r.Kind == relay.Echo:
 		h.echoes[r.By] = max(h.echoes[r.By], r.Hello)
-		h.waits = h.waits && !h.echoed()
+		h.waits = h.waits && !(h.greeted && h.echoed())
 	case r.Kind == relay.Claim && !h.echoes.void(r):
 		h.claimed = max(h.claimed, r.To)
 	}
@@ -118,13 +141,13 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	switch {
 	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted): // else once more
 		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, h.cfg.Count > 1, false
-		h.yielded, h.told = false, false
+		h.nameless, h.yielded, h.told = false, false, false
 	case r.Kind == relay.Yield && r.Hello == h.hello:
 		stray = h.back && !h.yielded // of a process before this one
 		h.yielded, h.told = true, true
 	}
 	if first := !h.back && lsn > h.end; first && (h.gap || h.yielded || !h.greeted) || stray {
-		h.greet(h.spare)
+		h.greet()
 	} else if first {
 		h.back = true
 	}
@@ -168,6 +191,7 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 	if h.back && !h.asked.open(now, h.cfg.Delay) {
 		row := relay.ClusterRow{By: h.cfg.Self, Hello: h.hello}
 		switch {
+		case h.nameless:
 		case !h.greeted:
 			row.Kind = relay.Hello
 		case h.yielded && !h.told:

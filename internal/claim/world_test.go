@@ -152,8 +152,10 @@ func (w *world) start(c *cluster) {
 		p.state, p.busy = p.kept.clone(), nil
 		since := p.reader.since
 		if h == c.id {
-			w.greets(c)
-			p.home.Start(c.number, outbox.LSN(len(c.wal)))
+			published := p.home.published
+			p.home = HomeFrom(p.home.cfg, p.home.State())
+			p.home.Published(published)
+			p.home.Start(outbox.LSN(len(c.wal)))
 			p.home.waits = p.home.waits && w.bent != "still"
 			if w.bent == "gone" {
 				p.home.yielded, p.home.told = false, false
@@ -165,8 +167,6 @@ func (w *world) start(c *cluster) {
 		}
 	}
 }
-
-func (w *world) greets(c *cluster) { c.number++ }
 
 // commit puts an entry into a WAL, and on its way to the others.
 func (w *world) commit(c *cluster, e entry) {
@@ -412,7 +412,7 @@ func (w *world) take(c *cluster, h int, p *process, e entry) {
 // home reads a row of the WAL, the process' next one, as a home does.
 func (w *world) home(c *cluster, p *process, row *relay.ClusterRow, at time.Duration) {
 	h, lsn := &p.home, outbox.LSN(p.read+1)
-	own, hello, back := row.By == c.id && row.Home == 0, h.hello, h.back
+	own, back := row.By == c.id && row.Home == 0, h.back
 	if w.bent == "soon" && own {
 		h.signed, h.gap = at, false
 	}
@@ -425,7 +425,7 @@ func (w *world) home(c *cluster, p *process, row *relay.ClusterRow, at time.Dura
 	case w.bent == "gone" && own && lsn <= h.end:
 		h.yielded, h.told = false, false
 	}
-	if h.back && !back && h.hello == hello {
+	if h.back && !back && h.greeted {
 		w.soon++
 	}
 }
@@ -436,8 +436,7 @@ func (w *world) work(c *cluster, h int, p *process) {
 		if p.home.yielded && w.bent == "away" {
 			p.home.away, p.home.yielded = false, false
 		} else {
-			w.greets(c)
-			p.home.Back(c.number)
+			p.home.Back()
 			p.home.waits = p.home.waits && w.bent != "echo"
 		}
 	}
@@ -467,6 +466,10 @@ func (w *world) say(c *cluster, h int, p *process) {
 	if h == c.id {
 		if !c.nats {
 			p.home.Away(w.time())
+		}
+		if p.home.Nameless() {
+			c.number++
+			p.home.Number(c.number)
 		}
 		row = p.home.Next(w.time())
 		if w.bent == "silent" && row.Kind == relay.Published && p.home.waits && p.home.back {
