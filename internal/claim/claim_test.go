@@ -168,6 +168,25 @@ func TestWhatIsNotReadIsAskedForAgain(t *testing.T) {
 	}
 }
 
+// TestWhatAHomeHasSaidIsNotLeft: nobody claims it, and its stream may have lost it.
+func TestWhatAHomeHasSaidIsNotLeft(t *testing.T) {
+	t.Parallel()
+	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+	h.Start(0)
+	for lsn, row := range []relay.ClusterRow{
+		{Kind: relay.Published, By: 1, To: 20}, {Kind: relay.Hello, By: 1, Hello: 1},
+		{Kind: relay.Claim, By: 2, Home: 1, Hello: 1, From: 10, To: 30},
+		{Kind: relay.Echo, By: 2, Home: 1, Hello: 1},
+	} {
+		h.Row(&row, outbox.LSN(40+lsn), 0)
+	}
+	for lsn, want := range map[outbox.LSN]Verdict{20: Publish, 21: Leave, 30: Leave, 31: Publish} {
+		if got := h.May(lsn); got != want {
+			t.Errorf("%v: %v, want %v", lsn, got, want)
+		}
+	}
+}
+
 // TestWhoStartsAgainSoonSaysNoHello: it goes on where it was as soon as a sign of life of its own is in the
 // WAL in time; with what the processes before it have left on its way as well.
 func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {

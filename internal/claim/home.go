@@ -43,6 +43,7 @@ type Home struct {
 	waits    bool   // it waits for echoes of it
 	echoes   echoes
 	claimed  outbox.LSN // up to there everything is published, or claimed by others
+	said     outbox.LSN // up to there this home has said that everything is: nobody claims that
 
 	published outbox.LSN // up to there everything is in the stream, or left to others
 
@@ -67,7 +68,7 @@ func NewHome(cfg Config) Home { return Home{cfg: cfg, gap: true} }
 // HomeFrom is the home of which state was kept.
 func HomeFrom(cfg Config, s relay.HomeState) Home {
 	h := Home{cfg: cfg, hello: s.Hello, greeted: s.Greeted, waits: s.Waits, yielded: s.Yielded, told: s.Told,
-		claimed: s.Claimed, signed: s.Signed, gap: s.Gap}
+		claimed: s.Claimed, said: s.Said, signed: s.Signed, gap: s.Gap}
 	copy(h.echoes[1:], s.Echoes)
 	return h
 }
@@ -76,8 +77,8 @@ func HomeFrom(cfg Config, s relay.HomeState) Home {
 // A process begins there with [Home.Start], and says what is published.
 func (h *Home) State() relay.HomeState {
 	return relay.HomeState{Hello: h.hello, Greeted: h.greeted, Waits: h.waits, Yielded: h.yielded,
-		Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), Claimed: h.claimed, Signed: h.signed,
-		Gap: h.gap}
+		Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), Claimed: h.claimed, Said: h.said,
+		Signed: h.signed, Gap: h.gap}
 }
 
 // Start begins a process, at any state that was kept, before anything is read. The own WAL ends at end now.
@@ -139,6 +140,8 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	h.signed = committed
 	stray := false
 	switch {
+	case r.Kind == relay.Published:
+		h.said = max(h.said, r.To)
 	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted): // else once more
 		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, h.cfg.Count > 1, false
 		h.nameless, h.yielded, h.told = false, false, false
@@ -172,12 +175,13 @@ const (
 	Leave                  // another cluster publishes it
 )
 
-// May says what becomes of the oldest commit that is neither published nor left.
+// May says what becomes of the oldest commit that is neither published nor left. What the home has said to
+// be published it publishes again where its stream has lost it: others claim none of that.
 func (h *Home) May(lsn outbox.LSN) Verdict {
 	switch {
 	case h.waits || h.yielded || !h.back:
 		return Wait
-	case lsn <= h.claimed:
+	case lsn <= h.claimed && lsn > h.said:
 		return Leave
 	}
 	return Publish

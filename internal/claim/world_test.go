@@ -88,6 +88,7 @@ type cluster struct {
 	written       outbox.LSN
 	number        uint64         // of the newest hello
 	stored        map[event]bool // in its NATS
+	left          map[event]bool // to others, by its record
 	procs         []*process     // by home; 0 unused
 	came          map[event]int  // when its reader read a commit
 	begun         int            // its newest fault
@@ -129,8 +130,9 @@ func newWorld(seed uint64, cut bool, bent string) *world {
 	w.delay = 4*(w.lag+w.beat) + 20
 	for id := 1; id <= w.n; id++ {
 		c := &cluster{id: id, up: true, run: true, nats: true, links: map[int][]sent{},
-			stored: map[event]bool{}, came: map[event]int{}, covered: make([]outbox.LSN, w.n+1),
-			procs: make([]*process, w.n+1)}
+			stored: map[event]bool{}, left: map[event]bool{}, came: map[event]int{},
+			covered: make([]outbox.LSN, w.n+1),
+			procs:   make([]*process, w.n+1)}
 		cfg := Config{Self: id, Count: w.n, Delay: time.Duration(w.delay) * time.Millisecond,
 			Beat: time.Duration(w.beat) * time.Millisecond}
 		for h := 1; h <= w.n; h++ {
@@ -443,12 +445,15 @@ func (w *world) work(c *cluster, h int, p *process) {
 	for len(p.todo) > 0 && w.chance(.9) {
 		lsn := p.todo[0]
 		e := event{h, lsn}
-		if known := c.stored[e] && (w.bent != "unread" || h != c.id); !known && h == c.id {
+		known := c.stored[e] && (w.bent != "unread" || h != c.id) || c.left[e]
+		if !known && h == c.id {
 			switch verdict := p.home.May(lsn); {
 			case verdict == Wait:
 				return
 			case verdict == Publish, w.bent == "leave":
 				w.publish(c, e)
+			default:
+				c.left[e] = true
 			}
 		} else if !known {
 			w.publish(c, e)

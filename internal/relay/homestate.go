@@ -20,6 +20,7 @@ type HomeState struct {
 
 	Echoes  []uint64   `json:"echoes,omitempty"` // the newest ones, by cluster.id from 1
 	Claimed outbox.LSN `json:"claimed"`          // up to there others publish
+	Said    outbox.LSN `json:"said"`             // up to there it has said to have published itself
 
 	Signed time.Duration `json:"signed"`        // when the newest sign of life was committed, since 2000
 	Gap    bool          `json:"gap,omitempty"` // two were too far apart, and no hello was read since
