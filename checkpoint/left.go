@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // maxLeft is how many entries a record may list of what a home has left to others. They go with the
@@ -62,8 +63,8 @@ func leftFrom(left []relay.Left, checkpoints []StoredCheckpoint) []relay.Left {
 // validateLeft looks at what only the record of a home has for which others publish.
 func (r *Record) validateLeft() error {
 	switch {
-	case r.Hello == 0 && len(r.Left) > 0:
-		return errors.New("something is left to others without a hello")
+	case r.Hello == 0 && (len(r.Left) > 0 || r.Home != nil):
+		return errors.New("something is left to others, or known of them, without a hello")
 	case r.Hello == 0:
 		return nil
 	case r.Version < clustersVersion || r.Mapping.Control == "" || r.Mapping.Away() || r.Epoch != 0:
@@ -71,6 +72,9 @@ func (r *Record) validateLeft() error {
 			r.Hello, r.Version, r.Mapping.Control, r.Mapping.Subscription, r.Epoch)
 	case len(r.Left) > maxLeft:
 		return fmt.Errorf("%d ranges left to others, at most %d", len(r.Left), maxLeft)
+	}
+	if h := r.Home; h != nil && (h.At == 0 || len(h.Echoes) > outbox.MaxCluster) {
+		return fmt.Errorf("%d echoes were read up to %v", len(h.Echoes), h.At)
 	}
 	for i, l := range r.Left {
 		if l.N < 0 || l.To == 0 || i > 0 && (!r.Left[i-1].Before(l) || l.To <= r.Left[i-1].To) {

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"bytes"
 	"context"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -37,6 +38,13 @@ func TestARecordSaysWhatIsLeftToOthers(t *testing.T) {
 		"one message twice": func(r *Record) {
 			r.Left[0].Due, r.Left[0].N = r.Left[1].Due, r.Left[1].N
 		},
+		"nothing read": func(r *Record) { r.Home = new(relay.HomeState) },
+		"too many echoes": func(r *Record) {
+			r.Home = &relay.HomeState{At: 1, Echoes: make([]uint64, outbox.MaxCluster+1)}
+		},
+		"read without a hello": func(r *Record) {
+			r.Hello, r.Left, r.Home = 0, nil, &relay.HomeState{At: 1}
+		},
 		"up to less": func(r *Record) { r.Left[1].To = r.Left[0].To },
 		"before all": func(r *Record) { r.Left[0].N = -1 },
 		"gap mode":   func(r *Record) { r.Checkpoints[1].Checkpoint = inGap(r.Checkpoints[1].Checkpoint, 0) },
@@ -67,6 +75,24 @@ func TestARecordKeepsWhatAStartHasToLeaveOut(t *testing.T) {
 		if !slices.Equal(got.Left, want) || got.Hello != 2 || len(r.Left) != 2 {
 			t.Errorf("from %v: %+v", due, got)
 		}
+	}
+}
+
+// What is known of the others is in the record once a hello is.
+func TestARecordKeepsWhatAHomeHasRead(t *testing.T) {
+	t.Parallel()
+	home := &relay.HomeState{At: 0x2100, Timeline: 3, Hello: 2, Greeted: true, Waits: true, Yielded: true,
+		Told: true, Echoes: []uint64{0, 2}, Claimed: 0x900, Said: 0x800, Signed: time.Hour, Gap: true}
+	u := Update{Checkpoints: []StoredCheckpoint{at(0x2000, 9, 0)}, Home: home}
+	doc, err := leaving().With(u, publication, 0x3000).Encode()
+	must.Succeed(t, err)
+	if got, err := Decode(doc); err != nil || !reflect.DeepEqual(got.Home, home) {
+		t.Errorf("%+v, %v", got.Home, err)
+	}
+	none := leaving()
+	none.Hello, none.Left = 0, nil
+	if got := none.With(u, publication, 0x3000); got.Home != nil {
+		t.Errorf("without a hello: %+v", got.Home)
 	}
 }
 

@@ -81,6 +81,9 @@ type Record struct {
 	Hello uint64 `json:"hello,omitempty"`
 	// Left is what was left to others, ascending, as far as a start from one of the checkpoints comes by it.
 	Left []relay.Left `json:"left,omitempty"`
+	// Home is what the home has read of the others; nil: nothing yet. Its At is not before what any start
+	// from a checkpoint reads: the rows between are passed over.
+	Home *relay.HomeState `json:"home,omitempty"`
 
 	home *Record // of which Elsewhere has made it; nil: it is as it is stored
 }
@@ -118,6 +121,9 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	c.Left = leftFrom(r.Left, s.Checkpoints)
 	if c.Epoch > 0 { // a server that was promoted may have gone back
 		c.Confirmed = min(max(r.Confirmed, s.Confirmed), s.Checkpoints[len(s.Checkpoints)-1].Published())
+	}
+	if s.Home != nil && r.Hello > 0 {
+		c.Home = s.Home
 	}
 	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c

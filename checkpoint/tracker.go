@@ -64,11 +64,13 @@ const (
 	inStore              // in the record
 )
 
-// Update is what is to be stored: the record's checkpoints and holes, and what it says to be confirmed.
+// Update is what is to be stored: the record's checkpoints and holes, and what it says to be confirmed. The
+// caller adds Home, where others publish for a home that is silent.
 type Update struct {
 	Checkpoints []StoredCheckpoint
 	Holes       []Range
 	Confirmed   outbox.LSN // of a stream that clusters share; see [Record.Confirmed]
+	Home        *relay.HomeState
 }
 
 // NewTracker returns the tracker of a session from start.

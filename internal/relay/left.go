@@ -11,6 +11,14 @@ type Left struct {
 	To  outbox.LSN `json:"to"`
 }
 
+// LeftFrom leaves to others, from the message with header h on, commits up to an LSN.
+func LeftFrom(h *outbox.Header, to outbox.LSN) Left {
+	if h.N > 0 {
+		return Left{Due: h.Due, N: h.N - 1, To: to}
+	}
+	return Left{Due: h.Due - 1, To: to} // behind whatever window came before
+}
+
 // Covers reports whether a message is left to others.
 func (l Left) Covers(h *outbox.Header) bool {
 	return (h.Due > l.Due || h.Due == l.Due && h.N > l.N) && h.Pos.LSN <= l.To
