@@ -47,16 +47,24 @@ func (c *checkpointer) store(ctx context.Context, u *checkpoint.Update) (asked t
 		return asked, err
 	}
 	c.logRewritten(published)
-	c.tried = c.record.With(*u, published, server.WALEnd)
+	next := c.record.With(*u, published, server.WALEnd)
 	asked = time.Now()
-	ctx, cancel = untilLost(ctx, c.conns.JetStream)
+	return asked, c.save(ctx, next)
+}
+
+// save stores a record in place of the last one.
+func (c *checkpointer) save(ctx context.Context, next *checkpoint.Record) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	revision, err := c.conns.Store.Save(ctx, c.tried, c.revision)
+	ctx, stop := untilLost(ctx, c.conns.JetStream)
+	defer stop()
+	c.tried = next
+	revision, err := c.conns.Store.Save(ctx, next, c.revision)
 	if err != nil {
-		return asked, ofJetStream(err)
+		return ofJetStream(err)
 	}
-	c.record, c.revision, c.tried = c.tried, revision, nil
-	return asked, nil
+	c.record, c.revision, c.tried = next, revision, nil
+	return nil
 }
 
 // nameGaps stores the names of open gaps for outflow status, which may not reach this process, or only after

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/relay"
 )
 
@@ -41,9 +42,18 @@ func (s *session) offerWatermark(now time.Time) {
 	})
 }
 
+// beginSave is what is to be stored.
+func (s *session) beginSave(now time.Time) checkpoint.Update {
+	update := s.tracker.BeginSave(now)
+	if s.island != nil {
+		update.Home = s.island.state()
+	}
+	return update
+}
+
 // save starts to store the record. What it may still find before it is stored is the next session's to judge.
 func (s *session) save(now time.Time) {
-	update, gaps := s.tracker.BeginSave(now), s.openGaps()
+	update, gaps := s.beginSave(now), s.openGaps()
 	s.questions.start(func(ctx context.Context) func() error {
 		asked, err := s.checkpointer.store(ctx, &update)
 		if err == nil {

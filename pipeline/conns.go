@@ -150,4 +150,7 @@ type Writer interface {
 	Change(ctx context.Context, s relay.Settings) error
 	// Watermark is called where there is a control table alone.
 	Watermark(ctx context.Context, w relay.Watermark) error
+	// ClusterRow writes a row not later than until, by the server's clock. After an error nobody knows
+	// whether it was written, or will be by then.
+	ClusterRow(ctx context.Context, row relay.ClusterRow, until time.Time) error
 }

@@ -14,6 +14,9 @@
 // goes on if they are exactly what it left there, or what it was about to. Anything else it finds is for the
 // next start to judge.
 //
+// A home for which other clusters publish (Config.Islands, decision 0057) does not wait like that: it reads
+// on for what they say, and begins again (listen.go).
+//
 // A session opens both connections, reads everything ([checkpoint.Reader]), finds the checkpoint to start
 // from ([checkpoint.Resolve]), starts replication there and so becomes the owner of the slot, and reads
 // everything again: only when that gives the same checkpoint was nobody else in the middle of something. Then
@@ -34,6 +37,7 @@
 //	monitor          reads how far both servers are                   monitor.go
 //	heartbeatWriter  writes heartbeats and changes of settings        heartbeat.go
 //	outage           what is known of NATS's failures                 reconnect.go
+//	island           what is agreed with clusters that share nothing  island.go, listen.go
 //
 // The session puts them together; none of them knows it.
 //

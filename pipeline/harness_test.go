@@ -16,6 +16,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -281,6 +282,7 @@ type options struct {
 	retry        chan struct{}
 	failed       func(*outbox.Fault, time.Time)
 	cluster      int // cluster.id; 0: it shares the stream with nobody
+	islands      *claim.Config
 }
 
 // run starts a process.
@@ -308,7 +310,7 @@ func (w *harness) run(o options) *process {
 	cfg := Config{
 		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
 		Settings: o.settings, Heartbeats: !o.noHeartbeats, Scratch: o.scratch, StopTimeout: o.stop,
-		InForce: o.inForce, Hold: o.hold, Retry: o.retry, Failed: o.failed,
+		InForce: o.inForce, Hold: o.hold, Retry: o.retry, Failed: o.failed, Islands: o.islands,
 	}
 	if o.log != nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(o.log, nil))

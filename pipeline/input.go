@@ -31,6 +31,7 @@ type input struct {
 	next   int          // its next message
 	result decoder.Result
 
+	island    *island    // nil: nobody publishes for this home
 	away      *away      // where a home's rows are read on another server; nil: this one is the home
 	tally     *homeTally // nil: there is no control table
 	last      outbox.LSN // newest transaction read; of a home's, where it ended there
@@ -188,6 +189,9 @@ var ignoredWhy = map[decoder.Ignored]string{
 }
 
 func (in *input) commit(c *relay.Commit) error {
+	if in.island != nil {
+		in.island.take(&in.result)
+	}
 	if c.Kind == relay.Events && c.LSN > in.from {
 		in.received.add(c.LSN, in.lastData)
 	}

@@ -115,6 +115,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 		return ofJetStream(err)
 	}
 	s.outage.acknowledged(acked, s.pub.Sent())
+	s.say(now)
 	if !s.check.Verified() {
 		return nil
 	}

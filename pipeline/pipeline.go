@@ -11,13 +11,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/lazyregexp"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// Config is what a pipeline needs. All fields but Registerer and Logger are required.
+// Config is what a pipeline needs. All fields but Islands, Registerer and Logger are required.
 type Config struct {
 	// Open opens both connections. It is called once a session; ctx limits the opening, not what it returns.
 	Open func(ctx context.Context) (*Conns, error)
@@ -37,6 +38,9 @@ type Config struct {
 	// found, from the goroutine of Run, which waits for it and has closed the session's connections; nil: it
 	// is not called.
 	Failed func(f *outbox.Fault, since time.Time)
+	// Islands: other clusters, with which this one shares nothing, publish for it when it is silent; nil:
+	// nobody does.
+	Islands *claim.Config
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
 
@@ -71,6 +75,8 @@ type Pipeline struct {
 	held       *outbox.Fault // Run waits for a person
 	unrecorded *outbox.Fault // was seen to happen, and the record does not say so yet
 
+	island *island // nil: there is no Config.Islands
+
 	settledCut uint64 // the sequence of the newest cut that is known to be in a durable record
 
 	durables []string // the durable consumers that were last named in the log
@@ -93,7 +99,7 @@ func New(cfg Config) *Pipeline {
 	p := &Pipeline{
 		cfg: cfg, log: cfg.Logger.With("component", "pipeline"), metrics: newMetrics(cfg.Registerer),
 		jitter:       rand.N[time.Duration],
-		recheckAfter: new(checkpoint.Readings).RecheckAfter(),
+		recheckAfter: new(checkpoint.Readings).RecheckAfter(), island: newIsland(cfg.Islands),
 	}
 	p.health.init()
 	return p
@@ -136,6 +142,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, *outbox.Fault) 
 	var again *errUnconfirmed
 	fault := outbox.FaultOf(err)
 	handover := errors.Is(err, errSlotFree) || errors.Is(err, errCutRecorded) || errors.Is(err, errOwned) ||
+		errors.Is(err, errListened) ||
 		fault != nil && fault.Code == relay.CodeSlotInUse
 	if err != nil && !handover {
 		p.metrics.failed(p.stage, err)

@@ -48,6 +48,7 @@ type postgres struct {
 	changes    []relay.Settings
 	watermarks []relay.Watermark
 	onConfirm  func(outbox.LSN)
+	rows       rowFaults
 }
 
 // moment is when an LSN was reached.

@@ -94,7 +94,7 @@ func (s *session) closeWindow() (err error) {
 // publish hands out the window's messages until there are no more (done), the publisher is full, or burst of
 // them are out.
 func (s *session) publish(ctx context.Context) (done bool, err error) {
-	o := &s.out
+	o, now := &s.out, time.Now()
 	for n := 0; n < burst && !s.pub.Full(); n++ {
 		if !o.ready {
 			more, err := o.next(s.history())
@@ -122,6 +122,14 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 					to.Found(&o.event, &o.header, seq, s.received(&o.event), stored)
 				}
 				continue
+			}
+			if s.island != nil {
+				if may, err := s.mayPublish(ctx, &o.header, now); err != nil {
+					return false, err
+				} else if !may {
+					o.left++
+					continue
+				}
 			}
 		}
 		if err := s.pub.Publish(&o.event, &o.header); err != nil {
@@ -209,13 +217,16 @@ func (s *session) whenVerified(ctx context.Context) error {
 	}
 	s.verified = true
 	if s.tracker.MustSave() {
-		update := s.tracker.BeginSave(time.Now())
+		update := s.beginSave(time.Now())
 		asked, err := s.checkpointer.store(ctx, &update)
 		if err != nil {
 			return fmt.Errorf("checkpoint record: %w", err)
 		}
 		s.heard = asked
 		s.tracker.Saved(time.Now())
+	}
+	if s.island != nil {
+		s.island.compared()
 	}
 	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
 	s.p.health.set(StateRunning, nil)

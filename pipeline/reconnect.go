@@ -32,10 +32,12 @@ func ofJetStream(err error) error {
 }
 
 // outlives reports whether the session waits for NATS after an error. What the start found to be lost is in
-// the record then, so nothing that has to be known after it is only in memory.
+// the record then, so nothing that has to be known after it is only in memory. A home for which others
+// publish listens instead.
 func (s *session) outlives(err error) bool {
 	var failure *jetStreamFailure
-	return s.conns.Reopen != nil && s.verified && !s.tracker.MustSave() && errors.As(err, &failure)
+	return s.conns.Reopen != nil && s.verified && !s.tracker.MustSave() && errors.As(err, &failure) &&
+		s.island == nil
 }
 
 // outage is what a session knows of failures of NATS that it outlived, or tries to.

@@ -30,6 +30,7 @@ type session struct {
 	pub     Publisher // of conns.JetStream
 	tracker *checkpoint.Tracker
 	left    []relay.Left // what the record says that others publish
+	island  *island      // nil: nobody publishes for this home
 
 	questions    *worker // one at a time: they share the connection to PostgreSQL and the record
 	checkpointer *checkpointer
@@ -65,6 +66,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
 		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom(), fence),
 		left:      start.Left,
+		island:    p.island,
 		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,
@@ -81,7 +83,10 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
 		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Published(), due: cp.Due,
-		cuts: start.Cuts, lastData: now, lastInput: now,
+		cuts: start.Cuts, lastData: now, lastInput: now, island: p.island,
+	}
+	if s.island != nil {
+		s.island.begin(&r)
 	}
 	if conns.Decoder.Mapping.Away() {
 		s.in.away = newAway(cp)
@@ -126,6 +131,9 @@ func (s *session) run(ctx context.Context) error {
 			err = s.reconnect(ctx, err)
 		}
 	}
+	if s.listens(err) {
+		err = s.listen(ctx, err)
+	}
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) { // also when its time is up
 		return s.stop()
 	}
@@ -144,7 +152,7 @@ func (s *session) readTail(ctx context.Context) error {
 	above, upTo := s.check.Compares()
 	all, err := stored(ctx, s.conns.JetStream, above, upTo)
 	if err != nil {
-		return err
+		return ofJetStream(err)
 	}
 	return s.check.Stored(all)
 }

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"strconv"
@@ -61,6 +62,7 @@ type transaction struct {
 	logical    []logical
 	control    bool       // they are rows of the control table
 	home       outbox.LSN // replicated from there: its end LSN there
+	origin     string     // the name of what it came by; "": originName
 }
 
 // messages are what pgoutput sends of the transaction; relation says that the table was not described in this
@@ -86,7 +88,7 @@ func (x *transaction) messages(relation bool, payload uint32, bin bool) []relay.
 	b = be.AppendUint64(b, uint64(x.time))
 	add(x.start, be.AppendUint32(b, 731))
 	if x.home != 0 {
-		add(x.start, cstring(be.AppendUint64([]byte{'O'}, uint64(x.home)), originName))
+		add(x.start, cstring(be.AppendUint64([]byte{'O'}, uint64(x.home)), cmp.Or(x.origin, originName)))
 	}
 	if relation && len(x.rows) > 0 {
 		b := be.AppendUint32([]byte{'R'}, tableOID)

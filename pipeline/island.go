@@ -1,0 +1,189 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/claim"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+var (
+	// errWait says that a message may not be published before more cluster rows were read.
+	errWait = errors.New("the home may not publish before the other clusters have answered")
+	// errSilent ends a session whose rows were not committed for so long that others may soon publish.
+	errSilent = errors.New("the home has given no sign of life for too long")
+)
+
+// island is a home for which other clusters publish when it is silent: what [claim.Home] asks of its driver.
+// It outlives sessions, and belongs to the loop.
+type island struct {
+	claim.Home
+	cfg   claim.Config
+	begun time.Time // claim's clock runs since then
+
+	known    bool       // Home is: a session has found out what was kept of it
+	read     outbox.LSN // the rows up to there were taken
+	timeline uint32     // that read lies on
+
+	// The others have had a sign of life since then: the newest row that is known to be committed was written
+	// later, or the start began later whose sign of life was read.
+	alive  time.Time
+	lost   bool // NATS is away, or was not read since
+	speaks bool // this process has compared the stream with the WAL: who can't publish says nothing
+}
+
+func newIsland(cfg *claim.Config) *island {
+	if cfg == nil {
+		return nil
+	}
+	return &island{cfg: *cfg, begun: time.Now()}
+}
+
+// begin begins a session. It is a start for [claim.Home] unless the others have had a sign of life just now.
+func (i *island) begin(r *checkpoint.Readings) {
+	if !i.known {
+		i.known, i.Home = true, claim.NewHome(i.cfg)
+		if kept := r.Record.Home; kept != nil {
+			i.Home, i.read, i.timeline = claim.HomeFrom(i.cfg, *kept), kept.At, kept.Timeline
+		}
+	}
+	if end, left, _ := r.Server.History.Left(i.timeline); left {
+		i.read = min(i.read, end) // this server has other rows behind it
+	}
+	i.timeline = r.Server.History.Timeline
+	if !i.lively(r.Asked) {
+		i.Start(r.Server.WALEnd)
+		i.alive = r.Asked
+	}
+}
+
+// lively reports whether no other cluster can take this home for silent yet.
+func (i *island) lively(now time.Time) bool { return now.Sub(i.alive) < i.cfg.Delay/2 }
+
+// state is what a start from the record goes on from.
+func (i *island) state() *relay.HomeState {
+	s := i.State()
+	s.At, s.Timeline = i.read, i.timeline
+	return &s
+}
+
+// take takes the cluster rows of a commit, once in a process.
+func (i *island) take(r *decoder.Result) {
+	c := &r.Commit
+	if c.LSN <= i.read {
+		return
+	}
+	for n := range r.ClusterRows {
+		i.Row(&r.ClusterRows[n], c.LSN, time.Duration(c.Time)*time.Microsecond)
+	}
+	i.read = c.LSN
+}
+
+// mayPublish asks for a message that is not in the stream. An error ends the session, or lets it listen.
+func (s *session) mayPublish(ctx context.Context, h *outbox.Header, now time.Time) (bool, error) {
+	i := s.island
+	verdict := i.May(h.Pos.LSN)
+	switch {
+	case verdict == claim.Wait:
+		return false, errWait
+	case !i.lively(now):
+		return false, errSilent
+	case verdict == claim.Publish, s.publishedBefore(h):
+		return true, nil
+	}
+	return false, s.leave(ctx, h)
+}
+
+// publishedBefore reports whether the message lies before one that was left to others, and was not left
+// itself: then it was published, and the stream has lost it.
+func (s *session) publishedBefore(h *outbox.Header) bool {
+	n := len(s.left)
+	return n > 0 && relay.LeftFrom(h, 0).Before(s.left[n-1])
+}
+
+// leave records that a message, and what follows it of what others have claimed, is left to them. It waits
+// until the record has it.
+func (s *session) leave(ctx context.Context, h *outbox.Header) error {
+	for s.questions.busy {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case result := <-s.questions.done:
+			if err := s.questions.take(result); err != nil {
+				return err
+			}
+		}
+	}
+	state := s.island.state()
+	next, err := s.checkpointer.record.WithLeft(relay.LeftFrom(h, state.Claimed))
+	if err != nil {
+		return err
+	}
+	next.Home = state
+	if err := s.checkpointer.save(ctx, next); err != nil {
+		return fmt.Errorf("record what is left to other clusters: %w", err)
+	}
+	s.left = next.Left
+	return nil
+}
+
+// compared takes note that the stream was read and is what the WAL makes: NATS is back.
+func (i *island) compared() {
+	i.speaks, i.lost = true, false
+	i.Back()
+}
+
+// say writes what the others have to know: one row after the other. It is called again and again.
+func (s *session) say(now time.Time) {
+	i := s.island
+	if i == nil || !i.speaks {
+		return
+	}
+	i.Published(s.tracker.Newest().Published())
+	if i.Nameless() && !i.lost && !s.questions.busy {
+		s.nameHello()
+	}
+	if s.heartbeats.worker.busy {
+		return
+	}
+	row := i.Next(now.Sub(i.begun))
+	if row.Kind == 0 {
+		return
+	}
+	until := now.Add(i.cfg.Delay / 4)
+	s.heartbeats.worker.start(func(ctx context.Context) func() error {
+		ctx, cancel := context.WithDeadline(ctx, until)
+		defer cancel()
+		err := s.conns.Writer.ClusterRow(ctx, row, until)
+		return func() error {
+			if err == nil {
+				i.alive = now
+			} else { // it may be there all the same, or still be to come: what is not read is asked for again
+				s.log.Warn("writing a cluster row failed", append(reason(err), "row", row.Content())...)
+			}
+			return nil
+		}
+	})
+}
+
+// nameHello starts to take the number of a hello. It is in the record before the hello is said.
+func (s *session) nameHello() {
+	next := s.checkpointer.record.NextHello()
+	next.Home = s.island.state()
+	s.questions.start(func(ctx context.Context) func() error {
+		err := s.checkpointer.save(ctx, next)
+		return func() error {
+			if err != nil {
+				return fmt.Errorf("record the number of a hello: %w", err)
+			}
+			s.island.Number(next.Hello)
+			return nil
+		}
+	})
+}

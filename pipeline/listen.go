@@ -1,0 +1,156 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/claim"
+	"github.com/outflowhq/outflow/internal/crash"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// errListened ends a session that has read on for cluster rows alone: it begins again from its checkpoint.
+var errListened = errors.New("the session begins again from its checkpoint")
+
+// listens reports whether the session reads on for cluster rows alone after an error: while it may not
+// publish, and while NATS is away, in which the others hear from it, and it from them.
+func (s *session) listens(err error) bool {
+	var failure *jetStreamFailure
+	return s.island != nil && s.conns.Reopen != nil &&
+		(errors.Is(err, errWait) || errors.As(err, &failure))
+}
+
+// listen reads on for cluster rows alone. What they wait for may lie behind any number of events, so these
+// are dropped; when the home may publish, the session ends and begins again from its checkpoint. So it does
+// when NATS is back: the stream is compared first.
+func (s *session) listen(ctx context.Context, cause error) error {
+	s.buffer.Discard()
+	s.out = output{}
+	if errors.Is(cause, errWait) {
+		s.log.Info("waiting for the other clusters: reading on for their rows alone")
+	} else if err := s.natsLost(cause); err != nil {
+		return err
+	}
+	probe := &natsProbe{session: s}
+	attempts, cancel := context.WithCancel(ctx)
+	defer cancel()
+	poll := time.NewTicker(idleInterval)
+	defer poll.Stop()
+	for {
+		if err := s.rows(); err != nil {
+			return err
+		}
+		if !s.island.lost && s.island.May(0) != claim.Wait && !s.questions.busy {
+			return errListened
+		}
+		now := time.Now()
+		s.p.health.turned(now)
+		s.say(now)
+		var lost <-chan struct{}
+		if s.island.lost {
+			probe.begin(attempts, now)
+		} else {
+			lost = s.conns.JetStream.Lost()
+		}
+		err := error(nil)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case b, ok := <-s.conns.Source.Batches():
+			if !ok {
+				return replicationEnded(s.conns.Source)
+			}
+			s.in.take(b, now)
+		case result := <-s.questions.done:
+			err = s.questions.take(result)
+		case result := <-s.heartbeats.worker.done:
+			err = s.heartbeats.worker.take(result)
+		case <-lost:
+			err = connectionLost(s.conns.JetStream)
+		case err = <-probe.answer:
+			if probe.over(err) {
+				return errListened
+			}
+			err = nil
+		case <-poll.C:
+		}
+		if err != nil {
+			if !s.listens(err) {
+				return err
+			}
+			if err = s.natsLost(err); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// rows takes the cluster rows of the batch in hand.
+func (s *session) rows() error {
+	for m := s.in.message(); m != nil; m = s.in.message() {
+		if m.Keepalive {
+			continue
+		}
+		if err := s.in.decoder.Decode(m.Data, &s.in.result); err != nil {
+			return err
+		}
+		if s.in.result.Kind == decoder.Commit {
+			s.island.take(&s.in.result)
+		}
+	}
+	return nil
+}
+
+// natsLost takes note that NATS has failed. An error is for the next start to judge.
+func (s *session) natsLost(cause error) error {
+	if err := s.conns.JetStream.Err(); outbox.ClassOf(err) != outbox.Transient {
+		return err
+	}
+	s.conns.JetStream.Close() // nothing that it still says counts
+	s.p.natsFailed(cause)
+	now := time.Now()
+	s.island.lost = true
+	s.island.Away(now.Sub(s.island.begun))
+	return nil
+}
+
+// natsProbe tries to reach NATS again while a session listens.
+type natsProbe struct {
+	*session
+	answer chan error // of an attempt; nil: none is under way
+	next   time.Time
+}
+
+// begin begins an attempt if it is time to.
+func (p *natsProbe) begin(ctx context.Context, now time.Time) {
+	if p.answer != nil || now.Before(p.next) {
+		return
+	}
+	p.answer = make(chan error, 1)
+	reopen, answer := p.conns.Reopen, p.answer
+	go func() {
+		defer crash.Guard()
+		open, cancel := context.WithTimeout(ctx, openTimeout)
+		defer cancel()
+		js, _, err := reopen(open)
+		if err == nil {
+			err = js.Check(open)
+			js.Close()
+		}
+		answer <- err
+	}()
+}
+
+// over takes the answer of an attempt, and reports whether NATS is back. A fault of it is for the next start
+// to judge.
+func (p *natsProbe) over(err error) bool {
+	p.answer, p.next = nil, time.Now().Add(p.pause())
+	if err == nil || outbox.ClassOf(err) != outbox.Transient {
+		return true
+	}
+	p.p.health.set(StateAway, err)
+	p.log.Debug("NATS is away", reason(err)...)
+	return false
+}

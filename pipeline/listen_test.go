@@ -1,0 +1,332 @@
+package pipeline
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/reorder"
+)
+
+// oneHome runs a test of cluster 1 of two. What cluster 2 says is up to the test.
+func oneHome(t *testing.T, horizon time.Duration, f func(t *testing.T, c *isle)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		first := relay.Settings{Horizon: horizon, Sort: outbox.BySeqKey, MaxEvents: 10, MaxBytes: 1 << 20}
+		w := newIslands(t, 1, 2, first, time.Second)
+		w.ends()
+		<-w.ended
+		c := w.isles[0]
+		c.pg.rows = rowFaults{}
+		c.held = true
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		f(t, c)
+		for _, pr := range c.procs {
+			if !pr.over() {
+				pr.kill()
+			}
+		}
+		c.sleep(time.Minute) // what is still on its way arrives
+		if c.broken != nil {
+			t.Error(c.broken)
+		}
+	})
+}
+
+// hears lets a row of cluster 2 come.
+func (c *isle) hears(row relay.ClusterRow) {
+	row.By = 2
+	c.pg.log(&transaction{logical: []logical{{prefix: relay.ClusterPrefix, content: row.Content()}},
+		time: commitTime(time.Now()), control: true, home: c.pg.end, origin: clusterOrigin(2)})
+}
+
+// wrote counts the rows of a kind that cluster 1 has written.
+func (c *isle) wrote(kind relay.ClusterRowKind) (n int) {
+	for _, row := range c.pg.rows.written {
+		if row.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// said is where the newest hello of cluster 1 lies.
+func (c *isle) said() (at outbox.LSN) {
+	for _, x := range c.pg.wal {
+		for _, m := range x.logical {
+			if row, err := relay.ParseClusterRow(m.content); err == nil && row.Kind == relay.Hello {
+				at = x.end
+			}
+		}
+	}
+	return at
+}
+
+// greets waits until cluster 1 has said its n-th hello, and returns it.
+func (c *isle) greets(n int) (hello relay.ClusterRow) {
+	c.t.Helper()
+	c.until(time.Minute, "a hello", func() bool { return c.wrote(relay.Hello) == n })
+	for _, row := range c.pg.rows.written {
+		if row.Kind == relay.Hello {
+			hello = row
+		}
+	}
+	if rec := c.record(); rec.Hello < hello.Hello {
+		c.t.Errorf("hello %d is said, the record has %d", hello.Hello, rec.Hello)
+	}
+	return hello
+}
+
+func (c *isle) echoes(hello relay.ClusterRow) {
+	c.hears(relay.ClusterRow{Kind: relay.Echo, Home: 1, Hello: hello.Hello})
+}
+
+// publishing lets the first process come so far that it publishes.
+func (c *isle) publishing() *process {
+	c.t.Helper()
+	pr := c.run(options{islands: &c.cfg})
+	c.echoes(c.greets(1))
+	c.write(5)
+	c.published()
+	return pr
+}
+
+// noScratch is for what is held in memory alone.
+type noScratch struct{ asked bool }
+
+func (s *noScratch) Create() (reorder.ScratchFile, error) {
+	s.asked = true
+	return nil, errors.New("no scratch files")
+}
+
+// TestAHomeWaitsBehindAnyNumberOfEvents: it says hello with a number that its record has, publishes nothing
+// and gives signs of life until the others have echoed, whatever its buffer holds; then everything.
+func TestAHomeWaitsBehindAnyNumberOfEvents(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		scratch := new(noScratch)
+		rows := make([]row, 5)
+		for i := range rows {
+			rows[i] = row{"d", "a", "a:000001", "{}"}
+		}
+		for range 100 {
+			c.pg.commit(rows)
+		}
+		c.run(options{islands: &c.cfg, scratch: scratch})
+		hello := c.greets(1)
+		for range 100 {
+			c.pg.commit(rows)
+		}
+		signs := c.wrote(relay.Published)
+		c.sleep(time.Minute)
+		if n := c.wrote(relay.Published) - signs; n < 100 || len(c.js.messages) > 0 {
+			t.Errorf("while it waits it gives %d signs of life and publishes %d messages", n,
+				len(c.js.messages))
+		}
+		c.echoes(hello)
+		c.published()
+		c.wantSameStream()
+		if scratch.asked || c.wrote(relay.Hello) != 1 || c.wrote(relay.Yield) > 0 {
+			t.Errorf("scratch files %t, %d hellos, %d yields", scratch.asked, c.wrote(relay.Hello),
+				c.wrote(relay.Yield))
+		}
+	})
+}
+
+// TestAHomeThatStartsAgainSoonSaysNoHello, whether it has published or waits for echoes; one that comes too
+// late does.
+func TestAHomeThatStartsAgainSoonSaysNoHello(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		pr := c.run(options{islands: &c.cfg})
+		hello := c.greets(1)
+		c.write(5)
+		for range 3 {
+			c.sleep(2 * time.Second)
+			pr.kill()
+			c.sleep(time.Second)
+			pr = c.run(options{islands: &c.cfg})
+		}
+		c.sleep(time.Minute)
+		if len(c.js.messages) > 0 {
+			t.Errorf("%d messages without an echo", len(c.js.messages))
+		}
+		c.echoes(hello)
+		for range 3 {
+			c.write(5)
+			c.published()
+			c.sleep(2 * time.Second)
+			pr.postgres().cut(true)
+			c.write(5)
+			c.published()
+			c.sleep(2 * time.Second)
+			if at := c.record().Home.At; c.record().Checkpoints[0].Due < c.said() {
+				t.Errorf("the record reaches back to the hello, and has the rows up to %v", at)
+			}
+			pr.kill()
+			c.write(5)
+			c.sleep(time.Second)
+			pr = c.run(options{islands: &c.cfg})
+			c.published()
+		}
+		if n := c.wrote(relay.Hello); n != 1 {
+			t.Errorf("%d hellos", n)
+		}
+		pr.kill()
+		c.write(5)
+		c.sleep(c.cfg.Delay)
+		pr = c.run(options{islands: &c.cfg})
+		c.echoes(c.greets(2))
+		c.published()
+		c.wantSameStream()
+	})
+}
+
+// TestAHomeWithoutNATSYields: it reads on for rows meanwhile, and leaves out what was claimed, and nothing
+// else. What it left is in the record before anything behind it is published.
+func TestAHomeWithoutNATSYields(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.js.down = time.Now().Add(time.Minute)
+		c.procs[0].broker().cut(true)
+		c.write(20)
+		to := c.pg.end
+		c.until(2*c.cfg.Delay, "a yield", func() bool { return c.wrote(relay.Yield) == 1 })
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: to})
+		c.write(3)
+		c.sleep(30 * time.Second)
+		if c.wrote(relay.Hello) != 1 || c.wrote(relay.Yield) != 1 {
+			t.Errorf("%d hellos and %d yields", c.wrote(relay.Hello), c.wrote(relay.Yield))
+		}
+		hello := c.greets(2)
+		c.sleep(10 * time.Second)
+		if len(c.js.messages) != 5 {
+			t.Errorf("%d messages before the echo", len(c.js.messages))
+		}
+		c.echoes(hello)
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 8 })
+		for range 2 { // what was left is no message
+			c.write(30)
+			c.until(time.Minute, "published", func() bool { return len(c.js.messages) == c.events()-20 })
+			c.sleep(2 * time.Second)
+			c.procs[len(c.procs)-1].kill()
+			c.run(options{islands: &c.cfg})
+		}
+		for _, r := range c.js.revisions {
+			if rec, err := r.record(); err == nil && len(rec.Left) > 0 {
+				if c.left = rec.Left; r.at.After(c.js.messages[5].at) {
+					t.Errorf("recorded at %v, published from %v", r.at, c.js.messages[5].at)
+				}
+				break
+			}
+		}
+		c.wantSameStream()
+	})
+}
+
+// TestAHomeThatWaitsReadsOnWithoutNATS: what comes meanwhile is not waited for again.
+func TestAHomeThatWaitsReadsOnWithoutNATS(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		pr := c.run(options{islands: &c.cfg})
+		hello := c.greets(1)
+		c.write(5)
+		c.sleep(time.Second)
+		c.js.down = time.Now().Add(time.Minute)
+		pr.broker().cut(true)
+		c.sleep(time.Second)
+		c.echoes(hello)
+		c.sleep(2 * time.Second)
+		// it may publish and can't, from then on
+		c.until(2*c.cfg.Delay, "a yield", func() bool { return c.wrote(relay.Yield) == 1 })
+		c.echoes(c.greets(2))
+		c.published()
+		c.wantSameStream()
+	})
+}
+
+// TestAHomeThatCouldNotWriteBeginsAgain: who may have been taken for dead publishes nothing before it has
+// read what the others did.
+func TestAHomeThatCouldNotWriteBeginsAgain(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.pg.down = time.Now().Add(2 * c.cfg.Delay)
+		for _, u := range c.postgresConns() {
+			u.cut(true)
+		}
+		c.write(5)
+		to := c.pg.end
+		hello := c.greets(2)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: to})
+		c.write(1)
+		c.echoes(hello)
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 6 })
+		c.left = c.record().Left
+		c.wantSameStream()
+	})
+}
+
+// TestWhatAHomeHasSaidComesAgain: its broker loses messages, and others have claimed up to what comes behind
+// them. They claim nothing that was said to be published.
+func TestWhatAHomeHasSaidComesAgain(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing()
+		signs := c.wrote(relay.Published)
+		c.until(time.Minute, "signs of life", func() bool { return c.wrote(relay.Published) > signs+2 })
+		c.procs[0].kill()
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.write(3)
+		c.sleep(2 * c.cfg.Delay)
+		c.js.messages = c.js.messages[:3]
+		c.run(options{islands: &c.cfg})
+		c.echoes(c.greets(2))
+		c.published()
+		c.wantSameStream()
+	})
+}
+
+// TestWhatWasPublishedBeforeSomethingWasLeftComesAgain: also what the home had not said yet, and others have
+// claimed. It is before what was left, so it was published.
+func TestWhatWasPublishedBeforeSomethingWasLeftComesAgain(t *testing.T) {
+	oneHome(t, 20*time.Millisecond, func(t *testing.T, c *isle) {
+		pr := c.publishing()
+		c.sleep(2 * time.Second)
+		signs := c.wrote(relay.Published)
+		c.until(time.Minute, "a sign of life", func() bool { return c.wrote(relay.Published) > signs })
+		c.write(3)
+		c.published()
+		c.write(1)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.write(1)
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 9 })
+		if n := c.wrote(relay.Published); n != signs+1 || len(c.record().Left) != 1 {
+			t.Fatalf("%d signs of life, %v is left", n-signs, c.record().Left)
+		}
+		pr.kill()
+		c.js.messages = c.js.messages[:5]
+		c.run(options{islands: &c.cfg})
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 9 })
+		c.left = c.record().Left
+		c.wantSameStream()
+	})
+}
+
+// TestAHomeThatCannotPublishSaysNothing: else nobody would publish for it.
+func TestAHomeThatCannotPublishSaysNothing(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing().kill()
+		c.sleep(time.Second)
+		c.js.messages[4].header.Due++
+		c.pg.delay = 2 * time.Second // it has time to say something
+		rows := len(c.pg.rows.written)
+		again := c.run(options{islands: &c.cfg})
+		if f := again.ends(time.Minute); f == nil || f.Code != codeDivergence {
+			t.Errorf("it has ended with %v", again.err)
+		}
+		if n := len(c.pg.rows.written); n != rows {
+			t.Errorf("it has said %d rows", n-rows)
+		}
+	})
+}
