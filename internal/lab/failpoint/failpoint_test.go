@@ -39,6 +39,10 @@ func (w *world) Check(context.Context) error                   { return nil }
 func (w *world) Heartbeat(context.Context) error               { w.did("tick"); return w.fail }
 func (w *world) Change(context.Context, relay.Settings) error  { w.did("change"); return w.fail }
 
+func (w *world) ClusterRow(context.Context, relay.ClusterRow, time.Time) error {
+	w.did("cluster row")
+	return w.fail
+}
 func (w *world) Watermark(context.Context, relay.Watermark) error { w.did("watermark"); return w.fail }
 
 type side struct{ *world }
