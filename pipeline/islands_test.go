@@ -28,10 +28,10 @@ type isle struct {
 	others *others
 	pr     *process
 	cfg    claim.Config
-	links  []link              // to the other clusters
-	down   time.Time           // its database is, until then: nothing is committed or replicated
-	excuse map[outbox.LSN]bool // commits that may come twice
-	lossy  bool                // when its messages came is not known any more
+	links  []link    // to the other clusters
+	down   time.Time // its database is, until then: nothing is committed or replicated
+	failed []failure
+	lossy  bool // when its messages came is not known any more
 }
 
 // link replicates what a cluster commits to another one, in order.
@@ -40,6 +40,14 @@ type link struct {
 	copied int
 	lag    time.Duration
 	cut    time.Time // nothing is replicated until then
+}
+
+// failure is something that failed at a home.
+type failure struct {
+	at       time.Time
+	end      outbox.LSN // of its WAL
+	said     outbox.LSN // up to there all others knew what it had published
+	anywhere bool       // its messages may have come at any time before
 }
 
 type islands struct {
@@ -82,8 +90,7 @@ func newIslands(t *testing.T, seed uint64, n int, first relay.Settings, durable 
 				cfg.Clusters[name] = of
 			}
 		}
-		c := &isle{harness: newHarnessOf(t, seed+uint64(id), first, durable, cfg), cfg: islandsConfig,
-			excuse: map[outbox.LSN]bool{}}
+		c := &isle{harness: newHarnessOf(t, seed+uint64(id), first, durable, cfg), cfg: islandsConfig}
 		c.cfg.Self, c.cfg.Count = id, n
 		c.js.latency = pick(w.rnd, 200*time.Microsecond, 20*time.Millisecond)
 		c.pg.rows.lost, c.pg.rows.late, c.pg.rows.twice = .02, .05, .02
@@ -162,18 +169,23 @@ func (c *isle) covered(of int) (to outbox.LSN) {
 	return to
 }
 
-// excuses takes note that something has failed at a home. What it could not say everywhere may come twice: of
-// what it has published not long before, or what is on its way.
-func (w *islands) excuses(c *isle) {
-	least := ^outbox.LSN(0)
+// fails takes note that something has failed at a home.
+func (w *islands) fails(c *isle) {
+	f := failure{at: time.Now(), said: ^outbox.LSN(0), anywhere: c.lossy}
+	c.with(func() { f.end = c.pg.end })
 	for _, l := range c.links {
-		l.to.with(func() { least = min(least, l.to.covered(c.cfg.Self)) })
+		l.to.with(func() { f.said = min(f.said, l.to.covered(c.cfg.Self)) })
 	}
-	for lsn, at := range c.inStream() {
-		if lsn > least && (c.lossy || time.Since(at) < c.cfg.Delay) {
-			c.excuse[lsn] = true
-		}
-	}
+	c.failed = append(c.failed, f)
+}
+
+// excused reports whether a commit that was stored at a time may come twice: it was published not long before
+// something failed, or was on its way, and its home had not said so everywhere.
+func (c *isle) excused(lsn outbox.LSN, at time.Time) bool {
+	return slices.ContainsFunc(c.failed, func(f failure) bool {
+		return lsn > f.said && lsn <= f.end && at.Before(f.at.Add(5*time.Second)) &&
+			(f.anywhere || at.After(f.at.Add(-c.cfg.Delay)))
+	})
 }
 
 // inStream is what the home's stream has, by commit.
@@ -223,9 +235,7 @@ func (w *islands) fail(c *isle, d time.Duration) {
 		c.lossy = true
 		c.with(func() { c.js.powerLoss(true, false) })
 	}
-	w.excuses(c)
-	time.Sleep(min(d, 5*time.Second)) // what was on its way arrives
-	w.excuses(c)
+	w.fails(c)
 	time.Sleep(time.Until(until))
 	c.with(func() { c.others.nats = true })
 	if kind < 2 {
@@ -234,9 +244,8 @@ func (w *islands) fail(c *isle, d time.Duration) {
 	for range w.rnd.IntN(3) { // and dies in the middle of what follows
 		time.Sleep(time.Duration(w.rnd.IntN(int(4 * time.Second))))
 		c.kill()
-		w.excuses(c)
+		w.fails(c)
 		time.Sleep(time.Duration(w.rnd.IntN(int(pick(w.rnd, time.Second, 10*time.Second)))))
-		w.excuses(c)
 		c.start()
 	}
 }
@@ -373,7 +382,7 @@ func (w *islands) check(cut bool) error {
 		all = errors.Join(all, w.missing(c), w.checkHome(c), c.broken)
 		elsewhere, own := w.elsewhere(c), c.inStream()
 		for lsn, by := range elsewhere {
-			_, twice := own[lsn]
+			at, twice := own[lsn]
 			w.tally.elsewhere++
 			if twice {
 				w.tally.twice++
@@ -384,7 +393,7 @@ func (w *islands) check(cut bool) error {
 			case cut:
 			case len(by) > 1:
 				all = errors.Join(all, fmt.Errorf("%v of cluster %d by %v", lsn, c.cfg.Self, by))
-			case twice && !c.excuse[lsn]:
+			case twice && !c.excused(lsn, at):
 				all = errors.Join(all, fmt.Errorf("%v of cluster %d by itself and by %v, without a reason",
 					lsn, c.cfg.Self, by))
 			}

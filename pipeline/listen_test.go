@@ -178,7 +178,7 @@ func TestAHomeThatStartsAgainSoonSaysNoHello(t *testing.T) {
 		pr.kill()
 		c.write(5)
 		c.sleep(c.cfg.Delay)
-		pr = c.run(options{islands: &c.cfg})
+		c.run(options{islands: &c.cfg})
 		c.echoes(c.greets(2))
 		c.published()
 		c.wantSameStream()
