@@ -81,12 +81,10 @@ type Start struct {
 	NewCut *relay.Stored
 }
 
-// Same reports whether two readings lead to the same start, and to the same [Start.Memory].
+// Same reports whether two readings lead to the same start.
 func (s Start) Same(o Start) bool {
 	return s.Checkpoint.Same(o.Checkpoint) && s.LastSeq == o.LastSeq && s.End == o.End &&
-		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss &&
-		s.Checkpoint.Remembered == o.Checkpoint.Remembered && s.Accepted == o.Accepted &&
-		slices.Equal(s.Holes, o.Holes) && slices.Equal(s.Cuts, o.Cuts)
+		s.AlreadyStored == o.AlreadyStored && s.Loss == o.Loss && slices.Equal(s.Cuts, o.Cuts)
 }
 
 // LostFrom is the first of the messages that the broker lost at the stream's end without going back; 0: there

@@ -427,9 +427,6 @@ func TestTwoReadingsAgreeOnAStart(t *testing.T) {
 		"end":       func(s *Start) { s.End++ },
 		"stored":    func(s *Start) { s.AlreadyStored++ },
 		"loss":      func(s *Start) { s.Loss = "stream OUTBOX is empty" },
-		"holes":     func(s *Start) { s.Holes = append([]Range{{From: 3, To: 3}}, s.Holes...) },
-		"accepted":  func(s *Start) { s.Accepted++ },
-		"memory":    func(s *Start) { s.Checkpoint.Remembered++ },
 		"":          func(s *Start) {},
 		"confirmed": func(s *Start) { s.Confirmed++ }, // nobody need wait for the slot to stand still
 	} {

@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"strings"
@@ -202,45 +201,6 @@ func TestAStartThatReadsALargeMemoryIsAlive(t *testing.T) {
 		w.sleep(w.js.recall - stalled)
 		if s := pr.p.Status(); s.State != StateRunning || !s.Alive(time.Now()) {
 			t.Errorf("%+v", s)
-		}
-	})
-}
-
-// recalling is a broker that says when its counters are asked for.
-type recalling struct {
-	JetStream
-	asked func()
-}
-
-func (r recalling) Recent(ctx context.Context, above, upTo uint64, n int) ([]outbox.Counter, error) {
-	r.asked()
-	return r.JetStream.Recent(ctx, above, upTo, n)
-}
-
-// late is a source that starts only when something has happened.
-type late struct {
-	Source
-	after context.Context
-}
-
-func (l late) Start(ctx context.Context, from outbox.LSN, binary bool) error {
-	select {
-	case <-l.after.Done():
-		return l.Source.Start(ctx, from, binary)
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func TestMemoryIsReadWhileReplicationStarts(t *testing.T) {
-	inBubble(t, gapSettings, 0, func(t *testing.T, w *harness) {
-		pr := w.run(options{open: func(l *Conns) {
-			asked, ask := context.WithCancel(t.Context())
-			l.JetStream, l.Source = recalling{l.JetStream, ask}, late{l.Source, asked}
-		}})
-		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
-		if len(pr.opens) != 1 {
-			t.Errorf("%d sessions", len(pr.opens))
 		}
 	})
 }

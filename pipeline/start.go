@@ -9,7 +9,6 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
-	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -67,8 +66,6 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	if err := p.settleCut(ctx, conns, first, start); err != nil {
 		return false, err
 	}
-	memory := recall(ctx, start, conns.JetStream)
-	defer memory.stop()
 	binary := conns.Binary && !p.text
 	startCtx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -97,7 +94,7 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 			conns.Checkpoint.Table, table)
 	}
 	p.health.busy(true) // a large memory takes longer than an attempt to start may
-	recent, err := memory.wait()
+	recent, err := again.Recent(ctx, conns.JetStream.Recent)
 	p.health.busy(false)
 	if err == nil {
 		err = conns.Checkpoint.CheckMemory(again, len(recent))
@@ -140,40 +137,6 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		p.text = true
 	}
 	return s.check.Verified(), err
-}
-
-// recalled is what gap mode remembers, while it is read.
-type recalled struct {
-	cancel context.CancelFunc
-	done   chan struct{} // closed when the others are set
-	recent []outbox.Counter
-	err    error
-}
-
-// recall begins to read what a start remembers. It does not wait for the slot: these are messages up to the
-// checkpoint, at which nobody publishes any more, and when the slot is held another reading has to lead to
-// the same checkpoint and the same messages ([checkpoint.Start.Same]). What was removed meanwhile may still
-// have been found; it was in the stream, so it counts as well.
-func recall(ctx context.Context, start checkpoint.Start, from JetStream) *recalled {
-	ctx, cancel := context.WithCancel(ctx)
-	m := &recalled{cancel: cancel, done: make(chan struct{})}
-	go func() {
-		defer crash.Guard()
-		defer close(m.done)
-		m.recent, m.err = start.Recent(ctx, from.Recent)
-	}()
-	return m
-}
-
-func (m *recalled) wait() ([]outbox.Counter, error) {
-	<-m.done
-	return m.recent, m.err
-}
-
-// stop ends the reading.
-func (m *recalled) stop() {
-	m.cancel()
-	<-m.done
 }
 
 // findStart reads slot, record, stream and server, in this order, and resolves the checkpoint to go on from.
