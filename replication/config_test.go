@@ -55,7 +55,7 @@ func TestTheSecondConnectionFollowsTheFirst(t *testing.T) {
 }
 
 // With several hosts both connections end at the first that answers, also where names and addresses differ,
-// and where one before it takes connections and ends them: the second one has begun there already.
+// and where one before it takes connections and ends them.
 func TestBothConnectionsEndAtTheFirstHostThatAnswers(t *testing.T) {
 	t.Parallel()
 	d := ready(t, pgtest.Server(t))

@@ -66,12 +66,7 @@ const farBehind = 1 << 20
 
 // Open connects to the server. It takes as long as connecting does: give it a context with a deadline.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	return open(ctx, cfg, func(s *Session) error {
-		if err := s.connect(ctx); err != nil {
-			return err
-		}
-		return postgres.KeepBytes(ctx, s.repl)
-	})
+	return open(ctx, cfg, func(s *Session) error { return s.connect(ctx) })
 }
 
 // Inspect is Open for a caller that only asks and never starts the stream. One connection answers everything:
@@ -114,31 +109,13 @@ func (s *Session) notice(_ *pgconn.PgConn, n *pgconn.Notice) {
 // opening marks the context in which the replication connection is dialled.
 type opening struct{}
 
-// connect opens both connections. For each of them the server starts a process, and that reads the catalog:
-// the second one begins as soon as the first has reached a server, beside its login. Where the first goes on
-// to another address after that, the second is opened again.
+// connect opens both connections.
 func (s *Session) connect(ctx context.Context) (err error) {
 	server, pin := s.cfg.Target(), &hostPin{known: map[string][]string{}}
-	var early chan error // nil: the second one has not begun
-	var at string        // where it did
-	begun, cancel := context.WithCancel(ctx)
-	defer cancel()
-	second := func(ctx context.Context) (err error) {
-		s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) })
-		return err
-	}
 	s.repl, err = server.ConnectReplication(context.WithValue(ctx, opening{}, true), func(c *pgconn.Config) {
 		dial := c.DialFunc
 		pin.lead(c)
-		own := socket.Wrap(c.DialFunc, func(conn *socket.Conn) {
-			if s.socket = conn; early == nil {
-				early, at = make(chan error, 1), pin.reached()
-				go func() {
-					defer crash.Guard()
-					early <- second(begun)
-				}()
-			}
-		})
+		own := socket.Wrap(c.DialFunc, func(conn *socket.Conn) { s.socket = conn })
 		c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if ctx.Value(opening{}) == nil { // pgconn gives a connection up, in a goroutine of its own
 				return dial(ctx, network, addr)
@@ -151,23 +128,14 @@ func (s *Session) connect(ctx context.Context) (err error) {
 		}
 		c.OnNotice = s.notice
 	})
-	if early == nil {
+	if err != nil {
 		return err
 	}
-	moved := at != pin.reached()
-	if err != nil || moved {
-		cancel()
-	}
-	refused := <-early
-	switch {
-	case err != nil:
+	if err = postgres.KeepBytes(ctx, s.repl); err != nil {
 		return err
-	case !moved:
-		return refused
-	case refused == nil:
-		postgres.Close(s.conn)
 	}
-	return second(ctx)
+	s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) })
+	return err
 }
 
 // handshake makes sure that both connections ended at the same server, and that it is one that can be used.
@@ -340,9 +308,10 @@ func (s *Session) closeConn(c *pgconn.PgConn) {
 // and a name may have several addresses. Names are looked up once, and the second connection dials no address
 // but the one that the first dialled last.
 type hostPin struct {
-	mu    sync.Mutex          // the connections are opened side by side, and a cancelled query dials again
-	known map[string][]string // addresses by host
-	addr  string              // network and address that was dialled last for the first connection
+	known map[string][]string // addresses by host; connecting is sequential, so nothing guards it
+
+	mu   sync.Mutex // pgconn cancels a query from a goroutine of its own, which dials again
+	addr string     // network and address that was dialled last for the first connection
 }
 
 // lead makes c the configuration of the first connection.
@@ -362,24 +331,18 @@ func (p *hostPin) follow(c *pgconn.Config) {
 	c.LookupFunc = p.lookup(c.LookupFunc)
 	dial := c.DialFunc
 	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if network+" "+addr != p.reached() {
+		p.mu.Lock()
+		same := network+" "+addr == p.addr
+		p.mu.Unlock()
+		if !same {
 			return nil, errors.New("not the server of the replication connection")
 		}
 		return dial(ctx, network, addr)
 	}
 }
 
-// reached is the address that was dialled last for the first connection.
-func (p *hostPin) reached() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.addr
-}
-
 func (p *hostPin) lookup(lookup pgconn.LookupFunc) pgconn.LookupFunc {
 	return func(ctx context.Context, host string) ([]string, error) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
 		if a, ok := p.known[host]; ok {
 			return a, nil
 		}
