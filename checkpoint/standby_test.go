@@ -74,7 +74,8 @@ func TestARecordSaysWhatIsConfirmed(t *testing.T) {
 		}
 	}
 	alone := record(at(0x1000, 5, time.Hour))
-	if got := alone.With(Update{Checkpoints: alone.Checkpoints, Confirmed: 0x1000}, publication, 0); got.Confirmed != 0 {
+	update := Update{Checkpoints: alone.Checkpoints, Confirmed: 0x1000}
+	if got := alone.With(update, publication, 0); got.Confirmed != 0 {
 		t.Errorf("nobody shares the stream, and %v is confirmed", got.Confirmed)
 	}
 }

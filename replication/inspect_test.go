@@ -12,8 +12,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// A connection costs the server a process. A session that only asks opens one, and hears what one that streams
-// does.
+// A connection costs the server a process. A session that only asks opens one, and hears what one that
+// streams does.
 func TestASessionThatOnlyAsksHasOneConnection(t *testing.T) {
 	t.Parallel()
 	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
