@@ -257,9 +257,9 @@ func (w *islands) torture(loads []*workload, cut bool) error {
 	}
 	stop := make(chan struct{})
 	wrote := make(chan struct{})
+	rnd := rand.New(rand.NewPCG(w.rnd.Uint64(), 17))
 	go func() { // what services do meanwhile
 		defer close(wrote)
-		rnd := rand.New(rand.NewPCG(w.rnd.Uint64(), 17))
 		for {
 			select {
 			case <-stop:

@@ -229,8 +229,8 @@ func (s *session) whenVerified(ctx context.Context) error {
 		s.island.compared()
 	}
 	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
-	s.p.health.set(StateRunning, nil)
 	s.log.Log(ctx, s.p.stateLevel(), "session proved: the stream ends where the WAL says", "last_seq",
 		s.pub.Sent())
+	s.p.health.set(StateRunning, nil)
 	return nil
 }
