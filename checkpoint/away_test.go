@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -356,5 +357,62 @@ func TestWhatIsKeptForAHomeIsKnown(t *testing.T) {
 	k := Kept{1, free}
 	if k.Long(free.Add(longKept-1)) || !k.Long(free.Add(longKept)) || (Kept{}).Long(free) {
 		t.Error("what is kept for long, and what not")
+	}
+}
+
+// TestWhatIsMadeElsewhereIsTheHomesAgain: what another cluster writes is the home's record, with what it has
+// added.
+func TestWhatIsMadeElsewhereIsTheHomesAgain(t *testing.T) {
+	t.Parallel()
+	_, r := awayReadings()
+	own := r.Record
+	home := record(at(0xA1000, 5, time.Hour), at(0xA2FFF, 9, time.Hour), at(0xA3000, 10, time.Hour))
+	home.Mapping = own.Mapping
+	home.Mapping.OwnOnly, home.Mapping.Subscription = true, ""
+	home.Slot, home.SystemID, home.Stream, home.Owner, home.Epoch = "theirs", "1", "HOME", 2, 3
+	for i := range home.Checkpoints {
+		home.Checkpoints[i].Timeline = 4
+	}
+	rec, err := own.Elsewhere(home)
+	must.Succeed(t, err)
+	doc, err := rec.AtHome().Encode()
+	must.Succeed(t, err)
+	stored, err := Decode(doc)
+	must.Succeed(t, err)
+	if stored.Slot != "theirs" || stored.SystemID != "1" || stored.Mapping != home.Mapping ||
+		stored.Publication != home.Publication || len(stored.Checkpoints) != 3 {
+		t.Errorf("unchanged: %s", doc)
+	}
+	loaded, err := own.Elsewhere(stored)
+	must.Succeed(t, err)
+	if !rec.Is(loaded) {
+		t.Error("what was stored is not what was written")
+	}
+	now := time.Now().UTC()
+	young := func(due, read outbox.LSN, seq uint64, timeline uint32) StoredCheckpoint {
+		p := at(due, seq, 0)
+		p.Read, p.Timeline, p.Since = read, 1, now
+		p.Home = relay.Confirmed{LSN: 0xA1000, Timeline: timeline}
+		return p
+	}
+	// the newest one was lost, and has come again
+	next := rec.With(Update{Checkpoints: append(rec.Checkpoints[:2:2], young(0xA3000, 0x3000, 10, 3),
+		young(0xA4000, 0x4000, 11, 3), young(0xA4000, 0x4100, 11, 3), young(0xA5000, 0x5000, 12, 5))},
+		own.Publication.PublicationIdentity, 0x5000).AtHome()
+	if n := len(next.Checkpoints); n != 5 {
+		t.Fatalf("%d checkpoints", n)
+	}
+	for i, timeline := range []uint32{4, 4, 4, 4, 5} {
+		if p := next.Checkpoints[i]; p.Timeline != timeline || p.Read != 0 || p.Home != (relay.Confirmed{}) ||
+			(i > 1) != p.Since.Equal(now) {
+			t.Errorf("checkpoint %d: %+v", i, p)
+		}
+	}
+	if _, err := next.Encode(); err != nil || rec.Is(next) {
+		t.Errorf("not another record: %v", err)
+	}
+	cut, err := rec.CutAt(0xA4000, 5)
+	if err != nil || cut != (outbox.Cut{SystemID: 1, Timeline: 5, LSN: 0xA4000, Epoch: 3, Owner: 2}) {
+		t.Errorf("%v, %v", cut, err)
 	}
 }

@@ -51,7 +51,7 @@ func (own *Record) Elsewhere(home *Record) (*Record, error) {
 		return fail("one of them is not whole")
 	}
 	r := *own
-	r.Version = recordVersion
+	r.Version, r.home = recordVersion, home
 	r.Stream, r.Created, r.Base = home.Stream, home.Created, home.Base
 	r.Stopped, r.Holes, r.Checkpoints = home.Stopped, home.Holes, nil
 	for _, p := range home.Checkpoints {
@@ -63,7 +63,7 @@ func (own *Record) Elsewhere(home *Record) (*Record, error) {
 		}
 	}
 	r.Owner, r.Epoch, r.Cuts = home.Owner, home.Epoch, cutsFrom(home.Cuts, r.Checkpoints)
-	r.Confirmed, r.home = home.Confirmed, home
+	r.Confirmed = home.Confirmed
 	if len(r.Checkpoints) == 0 {
 		return fail("it knows nothing at or below the home's newest checkpoint, at %v",
 			home.Checkpoints[len(home.Checkpoints)-1].Published())

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -38,6 +39,16 @@ func (r *Record) homeID() string {
 		return ""
 	}
 	return r.SystemID
+}
+
+// CutAt returns the cut by which the record's owner closes what it holds, at the newest input that it has
+// read; timeline is the home's as far as it is known.
+func (r *Record) CutAt(lsn outbox.LSN, timeline uint32) (outbox.Cut, error) {
+	id, err := strconv.ParseUint(r.homeID(), 10, 64)
+	if err != nil {
+		return outbox.Cut{}, fmt.Errorf("the home's system identifier: %w", err)
+	}
+	return outbox.Cut{SystemID: id, Timeline: timeline, LSN: lsn, Epoch: r.Epoch, Owner: r.Owner}, nil
 }
 
 // WithCut returns the record with a cut that is a durable message of the stream, and the newest one. One that

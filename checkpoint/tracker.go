@@ -222,7 +222,12 @@ func (t *Tracker) Pending() bool {
 
 // SaveInterval is the least time between two saves of a session, also across sessions: the revisions that the
 // bucket keeps then reach back further than the durable_after that a lost tail may take.
-func (t *Tracker) SaveInterval() time.Duration { return max(time.Second, t.durable/32) }
+func (t *Tracker) SaveInterval() time.Duration { return saveInterval(t.durable) }
+
+// SaveInterval is that of the sessions of this configuration.
+func (c Config) SaveInterval() time.Duration { return saveInterval(c.DurableAfter) }
+
+func saveInterval(durable time.Duration) time.Duration { return max(time.Second, durable/32) }
 
 // SaveIn says in how long the next save is due, 0: now. ok is false while there is nothing to store. At a
 // clean stop a save may begin at any time.
