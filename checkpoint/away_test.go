@@ -415,4 +415,10 @@ func TestWhatIsMadeElsewhereIsTheHomesAgain(t *testing.T) {
 	if err != nil || cut != (outbox.Cut{SystemID: 1, Timeline: 5, LSN: 0xA4000, Epoch: 3, Owner: 2}) {
 		t.Errorf("%v, %v", cut, err)
 	}
+	if _, err := config.WithCut(rec, relay.Stored{Seq: 11, Cut: &cut}); err != nil {
+		t.Error(err)
+	}
+	cut.SystemID = 7361530121234511111
+	_, err = config.WithCut(rec, relay.Stored{Seq: 11, Cut: &cut})
+	refused(t, err, codeCutHome, outbox.Gap, "0/A3000 to 0/A4000", nil)
 }

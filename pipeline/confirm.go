@@ -13,7 +13,7 @@ import (
 // read on another server, for a stream of this cluster alone, that is nothing from which somebody might have
 // to go on with the home's stream.
 func (s *session) confirm() {
-	if s.in.away != nil && !s.shared {
+	if s.in.away != nil && !s.in.shared {
 		s.tracker.Limit(s.in.away.home.LSN)
 	}
 	lsn := s.tracker.Confirmable(s.heard)
@@ -54,6 +54,7 @@ func (s *session) beginSave(now time.Time) checkpoint.Update {
 // save starts to store the record. What it may still find before it is stored is the next session's to judge.
 func (s *session) save(now time.Time) {
 	update, gaps := s.beginSave(now), s.openGaps()
+	s.saved = now
 	s.questions.start(func(ctx context.Context) func() error {
 		asked, err := s.checkpointer.store(ctx, &update)
 		if err == nil {
@@ -80,6 +81,7 @@ func (s *session) askStates(now time.Time) {
 				return fmt.Errorf("read the server's state: %w", err)
 			}
 			s.p.health.watched(st.walEnd, &st.slot, now)
+			s.monitor.walEnd = st.walEnd
 			if err := s.monitor.check(&st); err != nil {
 				return err
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// errOwned ends the session of a follower whose cluster makes the stream now: everything is read anew.
-var errOwned = errors.New("this cluster makes the stream now")
+// errOwned ends the session of a follower whose cluster makes the stream now.
+var errOwned = fmt.Errorf("this cluster makes the stream now: %w", errAnew)
 
 // follower is the session of a cluster that stands by while another one makes the stream. It reads the WAL of
 // its own server, publishes nothing, and needs no windows: whoever goes on takes the stream's checkpoints
@@ -45,6 +45,8 @@ type follower struct {
 	confirmed outbox.LSN // to PostgreSQL
 	heard     time.Time  // JetStream was alive then
 	asked     time.Time  // the home's record was last asked for
+	revision  uint64     // of the home's record
+	alive     time.Time  // it was found to be another one than before
 	begun     time.Time
 }
 
@@ -117,7 +119,7 @@ func (f *follower) findStart(ctx context.Context) (checkpoint.Readings, checkpoi
 func (f *follower) load(ctx context.Context) (*checkpoint.Record, uint64, error) {
 	rec, revision, err := load(ctx, f.home)
 	if err == nil {
-		err = f.heed(rec)
+		err = f.heed(rec, revision)
 	}
 	if err != nil {
 		return nil, 0, err
@@ -128,8 +130,8 @@ func (f *follower) load(ctx context.Context) (*checkpoint.Record, uint64, error)
 	return rec.WithoutStream(), revision, nil
 }
 
-// heed takes note of what the home's record says.
-func (f *follower) heed(rec *checkpoint.Record) error {
+// heed takes note of what the home's record says, and that it was written.
+func (f *follower) heed(rec *checkpoint.Record, revision uint64) error {
 	switch {
 	case rec == nil || rec.Epoch == 0:
 		return errors.New("the checkpoint record of the home says no owner any more")
@@ -137,6 +139,9 @@ func (f *follower) heed(rec *checkpoint.Record) error {
 		return errOwned
 	}
 	f.said = rec.Confirmed
+	if f.revision != revision || f.alive.IsZero() {
+		f.revision, f.alive = revision, time.Now()
+	}
 	return nil
 }
 
@@ -222,7 +227,7 @@ func (f *follower) housekeep(now time.Time) {
 			return
 		}
 	}
-	if now.Sub(f.asked) >= monitorInterval {
+	if now.Sub(f.asked) >= f.p.lookInterval() {
 		f.look(now)
 	}
 }
@@ -234,13 +239,16 @@ func (f *follower) look(now time.Time) {
 		ctx, cancel := untilLost(ctx, f.conns.JetStream)
 		defer cancel()
 		asked := time.Now()
-		rec, _, err := load(ctx, f.home)
+		rec, revision, err := load(ctx, f.home)
 		return func() error {
 			if err != nil {
 				return err
 			}
 			f.heard = asked
-			return f.heed(rec)
+			if err := f.heed(rec, revision); err != nil {
+				return err
+			}
+			return f.suspect()
 		}
 	})
 }

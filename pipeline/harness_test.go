@@ -283,6 +283,7 @@ type options struct {
 	failed       func(*outbox.Fault, time.Time)
 	cluster      int // cluster.id; 0: it shares the stream with nobody
 	islands      *claim.Config
+	maximumDelay time.Duration
 }
 
 // run starts a process.
@@ -321,7 +322,7 @@ func (w *harness) run(o options) *process {
 		cfg.Registerer = nowhere{}
 	}
 	pr.p = New(cfg)
-	pr.p.maxPublishedAhead = w.maxPublishedAhead
+	pr.p.maxPublishedAhead, pr.p.maximumDelay = w.maxPublishedAhead, o.maximumDelay
 	if pr.noise = w.noise.another(); pr.noise != nil {
 		own := pr.noise.another()
 		pr.p.jitter = func(n time.Duration) time.Duration { return time.Duration(own.Int64N(int64(n))) }

@@ -25,7 +25,8 @@ type input struct {
 	from       outbox.LSN // what ends there or before is published
 	due        outbox.LSN // what ends there or before was read, and is of interest only where it is held
 
-	cuts []checkpoint.StoredCut // of the record, that are still to be carried out
+	shared bool                   // clusters share the stream
+	cuts   []checkpoint.StoredCut // of the record, that are still to be carried out
 
 	batch  *relay.Batch // being read, nil if none
 	next   int          // its next message
@@ -39,7 +40,8 @@ type input struct {
 	lastData  time.Time  // when WAL data last came in
 	lastInput time.Time  // when a part of an input last did
 	lastTime  int64      // commit timestamp of the newest input
-	newest    outbox.LSN // the newest input, 0 if none was read
+	newest    outbox.LSN // the newest input above due, 0 if none was read
+	seen      outbox.LSN // the newest input, whether it is of interest or not
 	received  receiveTimes
 }
 
@@ -79,9 +81,14 @@ func (in *input) quiet() outbox.LSN {
 	return in.keepalive
 }
 
+// atInputs reports whether a checkpoint that holds something has to lie at an input: where other clusters may
+// go on from it. They learn of the home's WAL by its inputs alone, and close by a cut what they hold at the
+// newest one that they have read: below a checkpoint that lies further on they could not.
+func (in *input) atInputs() bool { return in.shared || in.away != nil }
+
 // reached is the LSN of a checkpoint of all that was read.
 func (in *input) reached() outbox.LSN {
-	if in.away != nil {
+	if in.atInputs() {
 		return max(in.newest, in.due)
 	}
 	return in.last
@@ -194,6 +201,9 @@ func (in *input) commit(c *relay.Commit) error {
 	}
 	if c.Kind == relay.Events && c.LSN > in.from {
 		in.received.add(c.LSN, in.lastData)
+	}
+	if c.Kind != relay.NoInput {
+		in.seen = c.LSN
 	}
 	if c.Kind != relay.NoInput && c.LSN > in.due {
 		if err := in.check.Input(c.LSN); err != nil {

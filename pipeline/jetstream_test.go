@@ -44,6 +44,7 @@ type jetstream struct {
 	onFull   func(int)        // called with the number of calls of a publisher's Full
 	sound    bool             // it loses and removes nothing
 	shared   bool             // clusters share it: there may be cuts
+	onCut    func()           // called when one was stored
 	deaf     bool             // nobody may watch who publishes
 
 	lossAt  uint64 // the first revision after the last loss, 0 if there was none
@@ -141,6 +142,9 @@ func (js *jetstream) arrive(l *brokerConn, s sent) {
 	if ok {
 		js.messages = append(js.messages, &storedMessage{line: s.line, at: time.Now(), lost: s.lost,
 			cut: s.cut})
+		if s.cut != nil && js.onCut != nil {
+			js.onCut()
+		}
 		if l.dead {
 			js.late++
 		}
@@ -673,6 +677,9 @@ func (js *jetstream) landIn(to *[]revision, doc []byte, rec *checkpoint.Record, 
 		return 0, checkpoint.ErrConflict
 	}
 	js.last++
+	if js.shared && to == &js.revisions && js.lossAt == js.last && js.unchanged(rec) { // what was lost is still to be recorded
+		js.lossAt++
+	}
 	all = append(all, revision{number: js.last, doc: doc, rec: rec, at: time.Now()})
 	if n := len(all) - history; n > 0 {
 		all = all[n:]
@@ -680,4 +687,13 @@ func (js *jetstream) landIn(to *[]revision, doc []byte, rec *checkpoint.Record, 
 	*to = all
 	js.w.step("record stored", js.last)
 	return js.last, nil
+}
+
+// unchanged reports whether a record has the checkpoints and holes of the one before it.
+func (js *jetstream) unchanged(rec *checkpoint.Record) bool {
+	was, err := js.revisions[len(js.revisions)-1].record()
+	return err == nil && rec != nil && slices.Equal(was.Holes, rec.Holes) &&
+		slices.EqualFunc(was.Checkpoints, rec.Checkpoints, func(a, b checkpoint.StoredCheckpoint) bool {
+			return a.Same(b.Checkpoint)
+		})
 }

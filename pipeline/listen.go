@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/outflowhq/outflow/decoder"
@@ -12,7 +13,7 @@ import (
 )
 
 // errListened ends a session that has read on for cluster rows alone: it begins again from its checkpoint.
-var errListened = errors.New("the session begins again from its checkpoint")
+var errListened = fmt.Errorf("the session begins again from its checkpoint: %w", errAnew)
 
 // listens reports whether the session reads on for cluster rows alone after an error: while it may not
 // publish, and while NATS is away, in which the others hear from it, and it from them.

@@ -49,6 +49,9 @@ func (s *session) loop(ctx context.Context) error {
 		if err := s.housekeep(now, true); err != nil {
 			return err
 		}
+		if err := s.offerCut(ctx, now); err != nil {
+			return err
+		}
 		timer.Reset(s.sleep(now, wait))
 
 		in := batches
@@ -122,7 +125,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if idle && s.out.window == nil && s.in.batch == nil {
 		s.whenIdle(now)
 	}
-	if in, ok := s.tracker.SaveIn(now); ok && in == 0 && !s.questions.busy {
+	if in, ok := s.tracker.SaveIn(now); (ok && in == 0 || s.mustRenew(now)) && !s.questions.busy {
 		s.save(now)
 	}
 	if s.monitor.due(now) && !s.questions.busy {
@@ -135,7 +138,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 
 // whenIdle does what is done only when nothing is ready to be read or published.
 func (s *session) whenIdle(now time.Time) {
-	if s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
+	held, _ := s.buffer.Held()
+	between := held == 0 || s.in.away != nil || !s.in.atInputs() // a checkpoint may lie between two inputs
+	if between && s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
 		if cp, ok := s.buffer.Marker(s.in.quiet()); ok {
 			s.tracker.Keepalive(s.located(cp))
 		}

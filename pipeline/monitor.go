@@ -16,10 +16,11 @@ const monitorInterval = 2 * time.Second
 // monitor reads how far PostgreSQL is, for metrics, and whether JetStream lives and its stream still has its
 // end. What is stored there counts as durable only for as long as it is known to live.
 type monitor struct {
-	asked  time.Time // when the states were last asked for
-	acked  uint64    // the last sequence that was acknowledged then
-	start  uint64    // the stream's last sequence at the session's start
-	newest uint64    // and that of its newest message
+	asked  time.Time  // when the states were last asked for
+	acked  uint64     // the last sequence that was acknowledged then
+	walEnd outbox.LSN // of the server, as it last said
+	start  uint64     // the stream's last sequence at the session's start
+	newest uint64     // and that of its newest message
 }
 
 // states are both servers' states.

@@ -78,6 +78,7 @@ type Pipeline struct {
 	island *island // nil: there is no Config.Islands
 
 	settledCut uint64 // the sequence of the newest cut that is known to be in a durable record
+	silent     uint64 // the revision of the record that the stream's owner has not renewed in time
 
 	durables []string // the durable consumers that were last named in the log
 
@@ -86,9 +87,12 @@ type Pipeline struct {
 	complaint  string // what was last logged as a session's end
 	complained time.Time
 
-	// Tests set these two. What is published ahead decides the order: nothing else may set another limit.
+	// Tests set these. What is published ahead decides the order: nothing else may set another limit.
 	jitter            func(n time.Duration) time.Duration // random, from 0 to below n
 	maxPublishedAhead int                                 // 0: relay.MaxPublishedAhead
+	// how long nothing has to be heard of whoever makes a stream that clusters share, before this one takes
+	// it over; 0: it takes nothing over
+	maximumDelay time.Duration
 }
 
 // New returns a pipeline. It starts nothing.
@@ -141,9 +145,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 func (p *Pipeline) after(err error, attempt int) (time.Duration, *outbox.Fault) {
 	var again *errUnconfirmed
 	fault := outbox.FaultOf(err)
-	handover := errors.Is(err, errSlotFree) || errors.Is(err, errCutRecorded) || errors.Is(err, errOwned) ||
-		errors.Is(err, errListened) ||
-		fault != nil && fault.Code == relay.CodeSlotInUse
+	handover := errors.Is(err, errAnew) || fault != nil && fault.Code == relay.CodeSlotInUse
 	if err != nil && !handover {
 		p.metrics.failed(p.stage, err)
 	}

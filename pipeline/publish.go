@@ -136,7 +136,7 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 			o.ready = true // a publisher on another connection takes it
 			return false, ofJetStream(err)
 		}
-		o.ready = false
+		o.ready, s.thru = false, o.header.Thru
 		s.latency.sent(s.pub.Sent(), o.event.Time)
 		s.metrics.sent(len(o.event.Payload))
 		if to := s.conns.Observer; to != nil {

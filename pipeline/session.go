@@ -38,7 +38,11 @@ type session struct {
 	heartbeats   *heartbeatWriter
 	outage       outage
 
-	shared    bool       // clusters share the stream
+	asked time.Time  // the record was read after it
+	saved time.Time  // when it was last written, or read
+	fence uint64     // the newest cut, which each message names
+	thru  outbox.LSN // the input that closed the stream's newest message
+
 	verified  bool       // whenVerified has done what it does
 	confirmed outbox.LSN // to PostgreSQL
 	heard     time.Time  // JetStream was alive then
@@ -71,19 +75,20 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,
 			gaps: namedBefore(cp)},
-		monitor: monitor{start: start.LastSeq, newest: r.Stream.NewestSeq},
+		monitor: monitor{start: start.LastSeq, newest: r.Stream.NewestSeq, walEnd: r.Server.WALEnd},
 		heartbeats: &heartbeatWriter{
 			worker: newWorker(), writer: conns.Writer, enabled: p.cfg.Heartbeats && conns.Writer != nil,
 			want: p.effective(conns.Decoder.Mapping), log: p.log, notices: &p.notices, metrics: p.metrics,
 		},
 		outage: outage{created: r.Stream.Created, start: start.LastSeq, newest: r.Stream.Newest},
-		heard:  r.Asked, confirmed: start.Confirmed, shared: start.Shared,
+		heard:  r.Asked, confirmed: start.Confirmed,
+		asked: r.Asked, saved: now, fence: fence, thru: thruOf(start),
 	}
 	s.in = &input{
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
 		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Published(), due: cp.Due,
-		cuts: start.Cuts, lastData: now, lastInput: now, island: p.island,
+		shared: start.Shared, cuts: start.Cuts, lastData: now, lastInput: now, island: p.island,
 	}
 	if s.island != nil {
 		s.island.begin(&r)

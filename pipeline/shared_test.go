@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/seeds"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -26,9 +25,8 @@ type sharing struct {
 	procs  [2]*process // of cluster 1 and 2, at present
 	copied int         // transactions of the home
 	apart  time.Time   // nothing is replicated until then
-	taken  int         // epochs
-	since  time.Time   // of the newest one
 	cuts   int         // that were stored
+	calm   bool        // nothing goes wrong any more
 }
 
 func newSharing(t *testing.T, seed uint64, first relay.Settings, durable time.Duration) *sharing {
@@ -38,6 +36,7 @@ func newSharing(t *testing.T, seed uint64, first relay.Settings, durable time.Du
 	s.other = newPostgres(s.harness, seed+1)
 	s.other.end, s.other.confirmed = 0x5000000, 0x5000000
 	s.other.identity.Subscription, s.other.systemID = originName, "7361530121234522222"
+	s.js.onCut = s.cutStored
 	rec := *s.record()
 	rec.Owner, rec.Epoch = 1, 1
 	doc, err := rec.Encode()
@@ -71,32 +70,6 @@ func (s *sharing) replicate(ctx context.Context, rnd *rand.Rand) {
 			}
 		})
 	}
-}
-
-// newest is the newest revision of the record. The lock is held.
-func (s *sharing) newest() (*checkpoint.Record, uint64) {
-	last := &s.js.revisions[len(s.js.revisions)-1]
-	rec, err := last.record()
-	s.broken = errors.Join(s.broken, err)
-	return rec, last.number
-}
-
-// take lets a cluster take the next epoch, whoever has the present one.
-func (s *sharing) take(cluster int) {
-	s.with(func() {
-		rec, before := s.newest()
-		revision := before
-		doc, err := rec.TakenBy(cluster).Encode()
-		if err == nil {
-			revision, err = s.js.land(doc, nil, before)
-		}
-		if err == nil && s.js.lossAt > before { // a start has yet to record what was lost
-			s.js.lossAt = revision + 1
-		}
-		s.broken = errors.Join(s.broken, err)
-		s.taken++
-		s.since = time.Now()
-	})
 }
 
 // stored is the stream as far as it is there, and its cuts. The lock is held.
@@ -137,84 +110,83 @@ func (s *sharing) check(all bool) (err error) {
 	return err
 }
 
-// storeCut closes what cluster 2 holds, if it makes the stream and has published all that its WAL makes; as
-// it will do by itself, and reports whether there is one more. Its session does not know of the cut.
-func (s *sharing) storeCut() bool {
-	pr := s.procs[1]
-	var cut *outbox.Cut
-	var last, fence uint64
-	var l *brokerConn
-	var apart time.Time
+// completeElsewhere reports whether cluster 2 has published all that it has of a home that is gone, or can't:
+// something that it does not have has closed the newest message.
+func (s *sharing) completeElsewhere() (err error) {
 	s.with(func() {
-		// a cut of an epoch that the record loses again would be nobody's
-		if rec, _ := s.newest(); rec.Owner == 2 && time.Since(s.since) >= s.durable && !pr.dead &&
-			pr.p.Status().State == StateRunning {
-			if cut, last, fence = s.nextCut(rec); cut != nil {
-				l = pr.connect()
-				l.extra = time.Duration(s.rnd.IntN(int(time.Second)))
-				// its session reads no input beyond the cut meanwhile, of which the record would say more
-				apart, s.apart = s.apart, time.Now().Add(time.Hour)
+		got, cuts := s.stored()
+		wal := slices.DeleteFunc(slices.Clone(s.other.wal), func(x *transaction) bool { return x.home == 0 })
+		made, held, wrong := replayCut(wal, cuts, s.first, s.maxPublishedAhead, awayDecoder())
+		var newest outbox.LSN
+		for _, x := range wal {
+			if x.input() {
+				newest = x.home
 			}
 		}
-	})
-	if cut == nil {
-		return false
-	}
-	err := l.StoreCut(context.Background(), *cut, last, fence)
-	s.with(func() {
-		s.apart = apart
-		for _, l := range pr.nats {
-			l.cut(s.rnd.IntN(2) == 0)
+		if n := s.js.newest(); n > 0 && s.js.messages[n-1].header.Thru > newest {
+			return
+		}
+		if err = wrong; err == nil && (held > 0 || len(got) < len(made)) {
+			err = fmt.Errorf("the home is gone: %d messages of %d, %d events are held, inputs up to %v",
+				len(got), len(made), held, newest)
 		}
 	})
-	if err == nil {
-		s.cuts++
-	}
-	return err == nil
+	return err
 }
 
-// nextCut is the cut that cluster 2 has to store next; nil: there is none. The lock is held.
-func (s *sharing) nextCut(rec *checkpoint.Record) (cut *outbox.Cut, last, fence uint64) {
-	got, cuts := s.stored()
-	var low outbox.LSN
-	if n := len(cuts); n > 0 {
-		low = cuts[n-1] + 1
+// spawn starts the process of a cluster.
+func (s *sharing) spawn(i int, maximumDelay time.Duration) {
+	s.procs[i] = s.run(options{cluster: i + 1, maximumDelay: maximumDelay})
+}
+
+// gone ends the process of a cluster, which comes back after a while, in other hands. The lock is held.
+func (s *sharing) gone(i int, d time.Duration) {
+	s.procs[i].dies()
+	time.AfterFunc(d, func() { s.with(func() { s.back(i) }) })
+}
+
+// back lets the process of a cluster come back. The lock is held.
+func (s *sharing) back(i int) {
+	if !s.calm && s.procs[i].dead {
+		s.spawn(i, pick(s.rnd, time.Millisecond, 500*time.Millisecond, 3*time.Second, 15*time.Second))
 	}
-	if n := s.js.newest(); n > 0 {
-		low = max(low, s.js.messages[n-1].header.Thru)
+}
+
+// cutStored is what happens soon after a cut was stored: it may not be recorded yet, or what it closed may
+// not be durable. The lock is held.
+func (s *sharing) cutStored() {
+	s.cuts++
+	soon := s.upTo(3*s.durable + time.Second)
+	if s.calm {
+		return
 	}
-	wal := slices.DeleteFunc(slices.Clone(s.other.wal), func(x *transaction) bool { return x.home == 0 })
-	made, held, err := replayCut(wal, cuts, s.first, s.maxPublishedAhead, awayDecoder())
-	if err != nil {
-		s.broken = errors.Join(s.broken, err)
-		return nil, 0, 0
+	switch s.rnd.IntN(6) {
+	case 0:
+		time.AfterFunc(soon, func() { s.with(func() { s.back(0) }) })
+	case 1:
+		s.gone(1, s.upTo(time.Second))
+	case 2:
+		time.AfterFunc(soon, s.lose)
 	}
-	var at outbox.LSN
-	for _, x := range wal {
-		if x.input() {
-			at = x.home
+}
+
+func (s *sharing) upTo(d time.Duration) time.Duration { return time.Duration(s.rnd.Int64N(int64(d))) }
+
+// lose lets the broker forget what is not durable.
+func (s *sharing) lose() {
+	s.with(func() {
+		if !s.calm {
+			s.js.powerLoss(s.rnd.IntN(2) == 0, s.rnd.IntN(2) == 0)
 		}
-	}
-	if due := rec.Checkpoints[len(rec.Checkpoints)-1].Due; at < due { // no input is at the due of a keepalive
-		if slices.ContainsFunc(s.pg.wal, func(x *transaction) bool {
-			return x.input() && x.end > at && x.end <= due
-		}) {
-			return nil, 0, 0
-		}
-		at = due
-	}
-	if held == 0 || at < low || len(got) != len(made) {
-		return nil, 0, 0
-	}
-	return &outbox.Cut{SystemID: 7361530121234511111, LSN: at, Epoch: rec.Epoch, Owner: 2},
-		uint64(len(s.js.messages)), s.js.newestCut()
+	})
 }
 
 // stop ends everything.
 func (s *sharing) stop() {
+	s.with(func() { s.calm = true })
 	s.ends()
 	<-s.ended
-	for _, pr := range s.harness.procs {
+	for _, pr := range s.everyone() {
 		if !pr.over() {
 			pr.kill()
 		}
@@ -222,51 +194,71 @@ func (s *sharing) stop() {
 	time.Sleep(time.Minute) // what is still on its way arrives
 }
 
+// everyone is all processes that there were.
+func (s *sharing) everyone() (all []*process) {
+	s.with(func() { all = slices.Clone(s.harness.procs) })
+	return all
+}
+
 // goWrong lets something fail.
 func (s *sharing) goWrong() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	i := s.rnd.IntN(2)
 	pr := s.procs[i]
-	switch s.rnd.IntN(8) {
+	switch s.rnd.IntN(9) {
 	case 0, 1:
-		pr.kill()
-		time.Sleep(time.Duration(s.rnd.IntN(int(time.Second))))
-		s.procs[i] = s.run(options{cluster: i + 1})
+		s.gone(i, s.upTo(time.Second))
 	case 2:
-		s.with(pr.pg.crash)
+		pr.pg.crash()
 	case 3, 4:
-		s.with(func() { s.js.powerLoss(s.rnd.IntN(2) == 0, s.rnd.IntN(2) == 0) })
-	case 5, 6: // it sleeps, with messages on their way
-		s.with(func() {
-			until := time.Now().Add(time.Duration(s.rnd.IntN(20)) * time.Second)
-			for _, l := range pr.nats {
-				l.frozen = until
+		s.sleeps(pr)
+	case 5, 8:
+		if s.rnd.IntN(2) == 0 { // the home is cut off from everybody
+			s.sleeps(s.procs[0])
+		}
+		s.apart = time.Now().Add(s.upTo(20 * time.Second))
+	case 6:
+		s.js.saves = pick(s.rnd, saveUnheard, saveLate, saveNever)
+	case 7: // the home's database is down
+		s.pg.down = time.Now().Add(s.upTo(40 * time.Second))
+		for _, u := range s.ups {
+			if u.pg == s.pg {
+				u.cut(true)
 			}
-			for _, u := range pr.ups {
-				u.frozen = until
-			}
-		})
-	case 7:
-		s.with(func() { s.apart = time.Now().Add(time.Duration(s.rnd.IntN(20)) * time.Second) })
+		}
+	}
+}
+
+// sleeps lets a process sleep, with messages on their way. The lock is held.
+func (s *sharing) sleeps(pr *process) {
+	until := time.Now().Add(s.upTo(20 * time.Second))
+	for _, l := range pr.nats {
+		l.frozen = until
+	}
+	for _, u := range pr.ups {
+		u.frozen = until
 	}
 }
 
 // gaveUp reports a process that has given up.
 func (s *sharing) gaveUp() error {
-	for i, pr := range s.procs {
-		if pr.over() {
-			return fmt.Errorf("cluster %d: %w", i+1, pr.err)
+	for _, pr := range s.everyone() {
+		if pr.over() && pr.err != nil {
+			return fmt.Errorf("a process gave up: %w", pr.err)
 		}
 	}
 	return nil
 }
 
-// TestASharedStreamIsWhatTheWALAndTheCutsMake: a home and another cluster take one stream from each other at
-// any moment, the other one closes by cuts what it holds, processes die, the broker loses what is not
-// durable, and what closed connections had sent arrives all the same. Each message is that of the rules, and
-// in the end all events are there once.
+// TestASharedStreamIsWhatTheWALAndTheCutsMake: another cluster takes a home's stream whenever it suspects the
+// home, rightly or not, and closes by cuts what it holds; the home takes it back. Processes die, the broker
+// loses what is not durable, and what closed connections had sent arrives all the same. Each message is that
+// of the rules, and in the end all events are there once. If the home is gone for good, those are that have
+// left it.
 func TestASharedStreamIsWhatTheWALAndTheCutsMake(t *testing.T) {
 	t.Parallel()
-	taken, cuts, refused := 0, 0, 0
+	epochs, cuts, refused := uint64(0), 0, 0
 	seeds.Each(t, "pipeline.seed", "pipeline.trials", trials(20), func(seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 11))
@@ -276,60 +268,81 @@ func TestASharedStreamIsWhatTheWALAndTheCutsMake(t *testing.T) {
 			if err = errors.Join(err, s.check(false)); err != nil {
 				t.Errorf("seed %d: %v", seed, err)
 			}
-			taken, cuts, refused = taken+s.taken, cuts+s.cuts, refused+s.js.refused
+			epochs, cuts, refused = epochs+s.record().Epoch-1, cuts+s.cuts, refused+s.js.refused
 		})
 	})
-	t.Logf("%d epochs, %d cuts, %d messages refused", taken, cuts, refused)
+	t.Logf("%d epochs, %d cuts, %d messages refused", epochs, cuts, refused)
 }
 
 func (s *sharing) torture(rnd *rand.Rand) error {
 	for i := range s.procs {
-		s.procs[i] = s.run(options{cluster: i + 1})
+		s.spawn(i, 3*time.Second)
 	}
 	load := &workload{rnd: rnd, counters: map[string]int{}, changes: true, docs: 3, sizes: []int{1, 1, 2, 5}}
-	owner := 1
 	for range 6 + rnd.IntN(10) {
 		for range rnd.IntN(12) {
-			s.with(func() { load.write(s.pg) })
+			s.with(func() {
+				if !time.Now().Before(s.pg.down) {
+					load.write(s.pg)
+				}
+			})
 			time.Sleep(time.Duration(rnd.IntN(int(20 * time.Millisecond))))
-		}
-		s.with(func() { s.pg.writeFails = pick(rnd, 0, 1<<20, 1<<20) }) // it may have no tick for long
-		switch rnd.IntN(4) {
-		case 0, 1:
-			owner = 3 - owner
-			s.take(owner)
-		case 2:
-			s.goWrong()
-		}
-		time.Sleep(time.Duration(rnd.IntN(int(pick(rnd, 50*time.Millisecond, 10*time.Second)))))
-		for n := rnd.IntN(40); n > 0 && !s.storeCut(); n-- {
-			time.Sleep(50 * time.Millisecond)
+			if rnd.IntN(20) == 0 {
+				s.goWrong()
+			}
 		}
 		switch rnd.IntN(6) {
-		case 0: // the cut may not be recorded yet
-			owner = 1
-			s.take(1)
-		case 1, 2: // or what it closed may not be durable
-			time.Sleep(time.Duration(rnd.Int64N(int64(2*s.durable) + 1)))
-			s.with(func() { s.js.powerLoss(rnd.IntN(2) == 0, rnd.IntN(2) == 0) })
+		case 0, 1:
+			s.with(func() { s.gone(0, s.upTo(pick(rnd, time.Second, 20*time.Second, time.Minute))) })
+		case 2, 3:
+			s.goWrong()
+		case 4:
+			s.lose()
 		}
+		pause := pick(rnd, 50*time.Millisecond, 10*time.Second, 40*time.Second)
+		time.Sleep(time.Duration(rnd.IntN(int(pause))))
 		if err := errors.Join(s.check(false), s.gaveUp()); err != nil {
 			return err
 		}
 	}
 	s.with(func() {
-		s.pg.writeFails = 0
 		for _, rows := range load.pending {
 			s.pg.commit(rows)
 		}
 	})
-	s.take(1)
-	for begun := time.Now(); s.check(true) != nil; time.Sleep(100 * time.Millisecond) {
+	return s.finish(rnd)
+}
+
+// finish waits until everything is in the stream that can be: the home is back, or gone for good, and with it
+// what was not replicated.
+func (s *sharing) finish(rnd *rand.Rand) error {
+	back := rnd.IntN(3) > 0
+	s.with(func() {
+		s.calm = true
+		s.pg.down = time.Time{}
+		for _, pr := range s.procs {
+			pr.dies()
+		}
+		delay := pick(rnd, 2*time.Second, 10*time.Second)
+		if back {
+			delay = time.Hour
+			s.spawn(0, delay)
+		} else if rnd.IntN(2) == 0 {
+			s.apart = time.Now().Add(time.Hour)
+		}
+		s.spawn(1, delay)
+	})
+	wanted := func() error { return s.check(true) }
+	if !back {
+		time.Sleep(time.Minute) // the links bring what has left the home
+		wanted = s.completeElsewhere
+	}
+	for begun := time.Now(); wanted() != nil; time.Sleep(100 * time.Millisecond) {
 		if err := s.gaveUp(); err != nil {
 			return err
 		}
 		if time.Since(begun) > 10*time.Minute {
-			return errors.Join(s.check(true), fmt.Errorf("%+v", s.procs[0].p.Status()))
+			return errors.Join(wanted(), fmt.Errorf("%+v; %+v", s.procs[0].p.Status(), s.procs[1].p.Status()))
 		}
 	}
 	return nil

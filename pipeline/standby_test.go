@@ -58,6 +58,30 @@ func (k keptStore) Save(ctx context.Context, rec *checkpoint.Record, last uint64
 	return k.save(ctx, &k.js.kept, rec, last)
 }
 
+// newest is the newest revision of the record. The lock is held.
+func (s *sharing) newest() (*checkpoint.Record, uint64) {
+	last := &s.js.revisions[len(s.js.revisions)-1]
+	rec, err := last.record()
+	s.broken = errors.Join(s.broken, err)
+	return rec, last.number
+}
+
+// take lets a cluster take the next epoch, whoever has the present one.
+func (s *sharing) take(cluster int) {
+	s.with(func() {
+		rec, before := s.newest()
+		revision := before
+		doc, err := rec.TakenBy(cluster).Encode()
+		if err == nil {
+			revision, err = s.js.land(doc, nil, before)
+		}
+		if err == nil && s.js.lossAt > before { // a start has yet to record what was lost
+			s.js.lossAt = revision + 1
+		}
+		s.broken = errors.Join(s.broken, err)
+	})
+}
+
 // loseKept loses of what is kept what the broker stored behind the record's newest revision, unless that is
 // durable, and returns the last number that is left.
 func (js *jetstream) loseKept(now time.Time) uint64 {

@@ -27,8 +27,11 @@ const (
 	codeMemoryLost = "memory_lost"
 )
 
-// errSlotFree ends a standby's session: the slot is free, so everything is read anew on new connections.
-var errSlotFree = errors.New("the slot has become free")
+// errAnew ends a session that got where it wanted: everything is read anew, on new connections, at once.
+var errAnew = errors.New("to be read anew")
+
+// errSlotFree ends a standby's session.
+var errSlotFree = fmt.Errorf("the slot has become free: %w", errAnew)
 
 // runSession runs one session: connect, read, find the checkpoint, hold the slot, read again, then the loop.
 // verified says whether it came so far that the pauses between sessions start small again.
@@ -54,6 +57,9 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	}
 
 	first, start, err := p.findStart(ctx, conns)
+	if errors.Is(err, checkpoint.ErrOwner) && p.mayTake(conns, first.Revision) {
+		return false, p.takeEpoch(ctx, conns)
+	}
 	if errors.Is(err, checkpoint.ErrOwner) {
 		return false, p.follow(ctx, conns)
 	}
