@@ -677,7 +677,8 @@ func (js *jetstream) landIn(to *[]revision, doc []byte, rec *checkpoint.Record, 
 		return 0, checkpoint.ErrConflict
 	}
 	js.last++
-	if js.shared && to == &js.revisions && js.lossAt == js.last && js.unchanged(rec) { // what was lost is still to be recorded
+	if js.shared && to == &js.revisions && js.lossAt == js.last && js.unchanged(rec) {
+		// what was lost is still to be recorded
 		js.lossAt++
 	}
 	all = append(all, revision{number: js.last, doc: doc, rec: rec, at: time.Now()})
