@@ -146,7 +146,11 @@ func (p *play) deploys(ctx context.Context, v *verdict) error {
 	if err := stock.Stop(ctx); err != nil {
 		return err
 	}
-	first, err := p.Run(ctx, p.binary, "undo", "-deploy", "2")
+	var first string // the instance that was killed counts as active for as long as it has said
+	err = p.Until(ctx, "no instance is active", func(ctx context.Context) (err error) {
+		first, err = p.Run(ctx, p.binary, "undo", "-deploy", "2")
+		return err
+	})
 	if err != nil {
 		return err
 	}
