@@ -3,6 +3,7 @@ package archive
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/nats-io/nats.go"
 
@@ -32,7 +33,9 @@ func SameAs(ctx context.Context, api *jsapi.Client, stream string, seq uint64, h
 }
 
 // Holds reads the segments with the messages of a range back, whole, and compares the last of those messages
-// with the stream's: a stream that was put back from a backup and went on differently differs there.
+// with the stream's: a stream that was put back from a backup and went on differently differs there. Of the
+// segments before it the objects' hashes are enough: they were read message by message before their manifests
+// were made.
 func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range) error {
 	var chosen []*Manifest
 	for _, m := range a.Segments {
@@ -43,13 +46,17 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range) error {
 	task := progress.Count(ctx, "reading the archive of stream "+a.stream, "segments", int64(len(chosen)))
 	defer task.End()
 	var last *Message
-	for _, m := range chosen {
-		if err := a.Verify(ctx, m, func(msg *Message) error {
-			if msg.Seq <= r.To {
+	for _, m := range slices.Backward(chosen) {
+		f := func(msg *Message, _ Hash) error {
+			if msg.Seq <= r.To && msg.erased == "" {
 				last = msg
 			}
 			return nil
-		}); err != nil {
+		}
+		if last != nil {
+			f = nil
+		}
+		if err := a.read(ctx, m, f); err != nil {
 			return err
 		}
 		task.Add(1)

@@ -256,7 +256,7 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 		t.cleared = true // only the fence shows it
 		return gone, nil
 	}
-	if err := m.load(ctx, time.Time{}); err != nil {
+	if err := m.load(ctx, periods(Period{})); err != nil {
 		return gone, err
 	}
 	return m.unknown(ctx, old+" AND "+behindFence(p), c)
@@ -279,7 +279,7 @@ func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Colu
 
 // unarchived looks for rows behind the fence whose ids are in no message of the archive. That is asked of
 // each row: its message may be lost by a gap that was accepted. Rows that older fences have let go are gone,
-// so the newest segments are read first, and all of them only if rows are missing then.
+// so the segments of that time are read first, and others only if rows are missing then.
 func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone missing, err error) {
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the archive")()
 	var n int64
@@ -296,10 +296,10 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		if !shown(&m.cfg, t.Facts, &Partition{Fence: p.Fence, Stream: t.base.Stream}) {
 			gone.count = n
 		}
-		return gone, m.load(ctx, time.Time{}) // no object of it may be lost
+		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
 	}
-	for _, since := range []time.Time{t.all[0].Sealed.Add(-margin), {}} {
-		if err := m.load(ctx, since); err != nil {
+	for in := periods(Period{t.all[0].Sealed, p.Sealed}); len(in) > 0; in = in[1:] {
+		if err := m.load(ctx, in); err != nil {
 			return gone, err
 		}
 		if gone, err = m.unknown(ctx, behindFence(p), c); err != nil || gone.count == 0 {

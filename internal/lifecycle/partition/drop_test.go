@@ -413,7 +413,7 @@ func TestTheArchiveIsWaitedFor(t *testing.T) {
 	clear(w.published) // and the next run reads it again
 	_, err = w.try()
 	wantFault(t, err, outbox.Gap, codeUnpublished)
-	if len(w.reads) != reads+2 || !w.exists(0) {
+	if len(w.reads) != reads+3 || !w.exists(0) {
 		t.Errorf("read %d times more", len(w.reads)-reads)
 	}
 	for _, id := range strings.Fields(w.Text("SELECT string_agg(id::text, ' ') FROM outbox_0")) {

@@ -29,7 +29,8 @@ type world struct {
 	out       Outside
 	published map[string]bool // ids
 	seen      Seen
-	reads     []time.Time // since when the stream was read
+	reads     []Period  // of the stream
+	stored    time.Time // when its messages were; zero: whenever they are looked for
 }
 
 // day is when the tests' partitions begin: long ago, so that their ranges are over.
@@ -57,8 +58,12 @@ func newWorld(t *testing.T, srv *pgserver.Server, partitions int) *world {
 		LockTimeout: 200 * time.Millisecond}
 	w.o = Options{
 		Outside: func(context.Context) (Outside, error) { return w.out, nil },
-		Published: func(_ context.Context, since time.Time, add func([16]byte) error) (Seen, error) {
-			w.reads = append(w.reads, since)
+		Published: func(_ context.Context, in Period, add func([16]byte) error) (Seen, error) {
+			w.reads = append(w.reads, in)
+			if !w.stored.IsZero() && (w.stored.Before(in.Since) ||
+				!in.Until.IsZero() && w.stored.After(in.Until)) {
+				return w.seen, nil
+			}
 			for id := range w.published {
 				sum := sha256.Sum256([]byte(id))
 				if err := add([16]byte(sum[:16])); err != nil {

@@ -77,18 +77,21 @@ type Options struct {
 	// Outside reads the checkpoint record, the stream, and how far the archive is. It fails where outflow run
 	// could not start: then nothing goes.
 	Outside func(ctx context.Context) (Outside, error)
-	// Published calls add with the hash of each event id that is in the stream, of messages that were stored
-	// since that time; zero: of all. The end is that of the stream when it is called. Where there is an
+	// Published calls add with the hash of each event id that is in the stream, at least of messages that
+	// were stored within that time. The end is that of the stream when it is called. Where there is an
 	// archive, they are those of the archive, from segments that are whole: a row that a repair published
 	// late lies behind its fence in the stream, and need not be in the archive when that has reached the
 	// fence; and messages may have been lost before they were archived.
-	Published func(ctx context.Context, since time.Time, add func(id [16]byte) error) (Seen, error)
+	Published func(ctx context.Context, in Period, add func(id [16]byte) error) (Seen, error)
 	// Step is called after each step. Hit is called between them, for tests that end the process there.
 	Step func(Step)
 	Hit  func(point string)
 
 	AcceptUnpublished int64 // partitions with exactly so many rows that were never published may go; 0: none
 }
+
+// Period is a time from Since to Until; zero: without that end.
+type Period struct{ Since, Until time.Time }
 
 // Seen is what was read of the stream.
 type Seen struct {

@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,28 +13,42 @@ import (
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
-// margin is how much earlier than the range of a partition the stream is read from: clocks differ. If rows
-// are missing then, all of it is read.
+// margin is how much earlier than a row was written its message may have been stored: clocks differ.
 const margin = time.Hour
+
+// periods are the times from which messages of rows are read that were written in one, one after the other
+// while rows are missing: what lies near to it, what has come since, and all. Usually the first is enough, and
+// the others may be months.
+func periods(of Period) []Period {
+	all := []Period{{}}
+	if of.Since.IsZero() {
+		return all
+	}
+	all = slices.Insert(all, 0, Period{Since: of.Since.Add(-margin)})
+	if of.Until.IsZero() {
+		return all
+	}
+	near := min(max(of.Until.Sub(of.Since)/8, 10*time.Second), margin)
+	return slices.Insert(all, 0, Period{of.Since.Add(-near), of.Until.Add(near)})
+}
 
 // maxNamed is how many rows a refusal names.
 const maxNamed = 10
 
 // published is what the connection's temporary table has of the stream.
 type published struct {
-	since time.Time
-	whole bool
-	seen  Seen
+	left []Period // what can be read if rows are missing
+	seen Seen
 }
 
-// load reads the ids of the stream's events since a time; zero: of all.
-func (m *Manager) load(ctx context.Context, since time.Time) error {
+// load reads the ids of the stream's events, in the first of some periods.
+func (m *Manager) load(ctx context.Context, in []Period) error {
 	if _, err := m.conn.Exec(ctx, "DROP TABLE IF EXISTS "+tablesnapshot.KnownTable); err != nil {
 		return fmt.Errorf("drop the temporary table of what is published: %w", err)
 	}
-	p := &published{since: since, whole: since.IsZero()}
+	p := &published{left: in[1:]}
 	err := tablesnapshot.LoadKnown(ctx, m.conn, func(add func(tablesnapshot.IDHash) error) (err error) {
-		p.seen, err = m.o.Published(ctx, since, func(id [16]byte) error { return add(id) })
+		p.seen, err = m.o.Published(ctx, in[0], func(id [16]byte) error { return add(id) })
 		p.seen.Stream.Created = p.seen.Stream.Created.Truncate(time.Microsecond)
 		return err
 	})
@@ -43,27 +58,30 @@ func (m *Manager) load(ctx context.Context, since time.Time) error {
 	return err
 }
 
+// accepts reports whether a person has accepted that these rows are missing. They are only when everything
+// was read.
+func (m *Manager) accepts(gone missing) bool {
+	return gone.count > 0 && gone.count == m.o.AcceptUnpublished && len(m.published.left) == 0
+}
+
 // verify compares a partition's rows with what is published, while nobody writes to it.
 func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
 	switch {
 	case m.published != nil:
 	case m.cfg.ID == "" && !m.cfg.Archive:
-		m.published = &published{whole: true, seen: Seen{Stream: s.Stream}}
+		m.published = &published{seen: Seen{Stream: s.Stream}}
 	case m.cfg.ID == "": // no object of it may be lost
-		if err := m.load(ctx, time.Time{}); err != nil {
+		if err := m.load(ctx, periods(Period{})); err != nil {
 			return step, err
 		}
 	default:
-		since := p.Lower
+		in := Period{p.Lower, p.Upper}
 		for _, q := range s.all {
 			if q.State == Durable || q.State == Archived {
-				since = earlier(since, q.Lower)
+				in = in.with(q)
 			}
 		}
-		if !since.IsZero() {
-			since = since.Add(-margin)
-		}
-		if err := m.load(ctx, since); err != nil {
+		if err := m.load(ctx, periods(in)); err != nil {
 			return step, err
 		}
 	}
@@ -77,7 +95,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return step, m.explain("verify partition "+p.Name, err)
 		case instead.Action != "":
 			return instead, nil
-		case missing.count == 0 || missing.count == m.o.AcceptUnpublished:
+		case missing.count == 0 || m.accepts(missing):
 			m.o.Hit("partition.compared")
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
 			step.Why = fmt.Sprintf("all of its %d rows are in the %s", p.SealedSum.Rows, m.where())
@@ -95,8 +113,8 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 					p.SealedSum.Rows)
 			}
 			return step, nil
-		case !m.published.whole:
-			if err := m.load(ctx, time.Time{}); err != nil {
+		case len(m.published.left) > 0:
+			if err := m.load(ctx, m.published.left); err != nil {
 				return step, err
 			}
 			continue
@@ -105,11 +123,15 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
+// with is the period with a partition's range.
+func (in Period) with(p *Partition) Period {
+	if p.Lower.Before(in.Since) {
+		in.Since = p.Lower
 	}
-	return a
+	if p.Upper.IsZero() || !in.Until.IsZero() && p.Upper.After(in.Until) {
+		in.Until = p.Upper
+	}
+	return in
 }
 
 // missing are rows whose ids no message has.
@@ -146,7 +168,7 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead 
 					return err
 				}
 			}
-			if gone.count > 0 && gone.count != m.o.AcceptUnpublished {
+			if gone.count > 0 && !m.accepts(gone) {
 				return nil
 			}
 			p.State, p.Verified, p.Stream, p.Accepted = Verified, &found, m.published.seen.Stream, gone.count

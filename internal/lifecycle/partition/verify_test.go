@@ -39,7 +39,7 @@ func TestRowsThatWereNeverPublishedStay(t *testing.T) {
 	if w.exists(0) || w.exists(1) {
 		t.Error("the others did not go")
 	}
-	if len(w.reads) != 2 || w.reads[1] != (time.Time{}) || w.reads[0].IsZero() {
+	if len(w.reads) != 3 || w.reads[0].Until.IsZero() || w.reads[1].Since.IsZero() || w.reads[2] != (Period{}) {
 		t.Errorf("before rows are said to be missing the whole stream is read: %v", w.reads)
 	}
 	w.o.AcceptUnpublished = 12
@@ -49,6 +49,38 @@ func TestRowsThatWereNeverPublishedStay(t *testing.T) {
 	w.apply()
 	if w.Text("SELECT (to_regclass('brought') IS NULL)::text") != "true" {
 		t.Error("it did not go")
+	}
+}
+
+// TestRowsThatWerePublishedLateAreFound behind the time in which they were written; no accepting of missing
+// rows takes them for those before everything was read.
+func TestRowsThatWerePublishedLateAreFound(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		stored time.Time
+		reads  int
+	}{
+		{day.Add(25 * time.Hour), 1}, // within an hour of the partition's end
+		{day.AddDate(0, 1, 0), 2},
+		{day.AddDate(0, -1, 0), 3}, // by a clock that was wrong
+	} {
+		t.Run(c.stored.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, pgtest.Server(t), 1)
+			w.insert(0, 20, true)
+			w.stored, w.o.AcceptUnpublished = c.stored, 20
+			w.apply()
+			w.confirm(w.Slot)
+			steps := w.apply()
+			if len(w.reads) != c.reads || w.exists(0) {
+				t.Errorf("read %v", w.reads)
+			}
+			for _, s := range steps {
+				if len(s.Unpublished) > 0 {
+					t.Errorf("%v", s)
+				}
+			}
+		})
 	}
 }
 

@@ -57,16 +57,17 @@ func (c *command) reach(ctx context.Context, rd backfill.Readings) (r partition.
 	return r
 }
 
-// archived reads the ids of the archive's events, from the segments with messages that were stored since that
+// archived reads the ids of the archive's events, from the segments with messages that were stored within that
 // time. Each is checked whole before it counts.
-func (c *command) archived(ctx context.Context, made, since time.Time, add func(id [16]byte) error) error {
+func (c *command) archived(ctx context.Context, made time.Time, in partition.Period,
+	add func(id [16]byte) error) error {
 	if err := c.refresh(ctx, made); err != nil {
 		return err
 	}
 	var chosen []*archive.Manifest
 	var messages int64
 	for _, m := range c.archive.Segments {
-		if !m.To.Before(since) {
+		if !m.To.Before(in.Since) && (in.Until.IsZero() || !m.From.After(in.Until)) {
 			chosen, messages = append(chosen, m), messages+int64(m.Count)
 		}
 	}

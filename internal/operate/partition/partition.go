@@ -186,7 +186,7 @@ func unfinished(repairing string) string {
 }
 
 // published reads the ids of the stream's events, or those of its archive where there is one.
-func (c *command) published(ctx context.Context, since time.Time, add func(id [16]byte) error) (
+func (c *command) published(ctx context.Context, in partition.Period, add func(id [16]byte) error) (
 	seen partition.Seen, err error) {
 	st, err := c.l.NATS.State(ctx)
 	if err != nil {
@@ -194,7 +194,7 @@ func (c *command) published(ctx context.Context, since time.Time, add func(id [1
 	}
 	seen.Stream = partition.Stream{Created: st.Created, LastSeq: st.LastSeq}
 	if c.store != nil {
-		return seen, c.archived(ctx, st.Created, since, add)
+		return seen, c.archived(ctx, st.Created, in, add)
 	}
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil {
@@ -213,13 +213,16 @@ func (c *command) published(ctx context.Context, since time.Time, add func(id [1
 		return seen, nil
 	}
 	oc := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true}
-	if !since.IsZero() && since.Before(s.CachedInfo().State.LastTime) {
-		oc.DeliverPolicy, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
+	if !in.Since.IsZero() && in.Since.Before(s.CachedInfo().State.LastTime) {
+		oc.DeliverPolicy, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, &in.Since
 	}
 	task := progress.Count(ctx, "reading the event ids of stream "+c.cfg.Stream, "messages", 0)
 	defer task.End()
 	err = jsapi.ReadStream(ctx, js, c.cfg.Stream, oc, st.NewestSeq, func(m jetstream.Msg,
-		_ *jetstream.MsgMetadata) error {
+		meta *jetstream.MsgMetadata) error {
+		if !in.Until.IsZero() && meta.Timestamp.After(in.Until) {
+			return jsapi.ErrStop
+		}
 		task.Add(1)
 		header := m.Headers().Get(outbox.HeaderName)
 		if outbox.HeaderID(header) == "" {

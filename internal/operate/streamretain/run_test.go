@@ -140,6 +140,14 @@ func TestWhatTheArchiveHasLostStays(t *testing.T) {
 	w.goes(9)
 	w.cfg.Retain.Stream.Messages = 1
 	must.Succeed(t, os.Rename(objects[1]+".away", objects[1]))
+	first, err := os.ReadFile(objects[0])
+	must.Succeed(t, err)
+	first[len(first)/2] ^= 1
+	must.Succeed(t, os.WriteFile(objects[0], first, 0o600))
+	_, err = w.run(true)
+	w.wantFault(err, "archive_damaged")
+	first[len(first)/2] ^= 1
+	must.Succeed(t, os.WriteFile(objects[0], first, 0o600))
 	w.goes(30)
 	w.wantFault(archive.SameAs(t.Context(), jsapi.New(w.nc, ""), "OUTBOX", 35, archive.Hash{}),
 		"archive_differs")
