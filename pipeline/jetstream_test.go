@@ -677,9 +677,9 @@ func (js *jetstream) landIn(to *[]revision, doc []byte, rec *checkpoint.Record, 
 		return 0, checkpoint.ErrConflict
 	}
 	js.last++
-	if js.shared && to == &js.revisions && js.lossAt == js.last && js.unchanged(rec) {
+	if js.shared && to == &js.revisions && now < js.lossAt && js.unchanged(rec) {
 		// what was lost is still to be recorded
-		js.lossAt++
+		js.lossAt = js.last + 1
 	}
 	all = append(all, revision{number: js.last, doc: doc, rec: rec, at: time.Now()})
 	if n := len(all) - history; n > 0 {
