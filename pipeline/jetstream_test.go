@@ -221,6 +221,11 @@ func (js *jetstream) powerLoss(stream, record bool) bool {
 	for _, l := range js.w.brokerConns() {
 		l.cut(js.rnd.IntN(2) == 0)
 	}
+	for _, l := range js.w.all { // what a sleeping process has yet to send goes to a server that is gone
+		if js.shared && now.Before(l.frozen) {
+			l.wire = nil
+		}
+	}
 	cut := len(js.messages)
 	if firm := js.firm(); stream {
 		cut = firm + js.rnd.IntN(cut-firm+1)
