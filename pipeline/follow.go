@@ -47,6 +47,8 @@ type follower struct {
 	asked     time.Time  // the home's record was last asked for
 	revision  uint64     // of the home's record
 	alive     time.Time  // it was found to be another one than before
+	progress  progress   // of the stream's owner
+	moved     time.Time  // it had changed, or there was nothing to do
 	begun     time.Time
 }
 
@@ -148,6 +150,7 @@ func (f *follower) heed(rec *checkpoint.Record, revision uint64) error {
 func (f *follower) begin(r checkpoint.Readings, start checkpoint.Start) {
 	p, now, newest := f.p, time.Now(), start.Checkpoints[len(start.Checkpoints)-1].Checkpoint
 	f.server, f.begun, f.heard, f.asked = r.Server, now, r.Asked, r.Asked
+	f.moved, p.lags = now, 0
 	f.settings, f.newest, f.end = newest.Settings, newest.Due, newest.Start()
 	f.confirmed = start.Confirmed
 	f.decoder, f.questions = decoder.New(f.conns.Decoder), newWorker()
@@ -240,14 +243,20 @@ func (f *follower) look(now time.Time) {
 		defer cancel()
 		asked := time.Now()
 		rec, revision, err := load(ctx, f.home)
+		var st relay.StreamState
+		if err == nil {
+			st, err = limited("stream", f.conns.JetStream.Tail)(ctx)
+		}
+		changing := outbox.FaultOf(err) != nil && outbox.FaultOf(err).Code == relay.CodeStreamMoved
 		return func() error {
-			if err != nil {
+			if err != nil && !changing {
 				return err
 			}
 			f.heard = asked
 			if err := f.heed(rec, revision); err != nil {
 				return err
 			}
+			f.compare(rec, st.LastSeq, changing)
 			return f.suspect()
 		}
 	})
@@ -355,11 +364,7 @@ func (f *follower) commit(c *relay.Commit, now time.Time) error {
 // tick writes a heartbeat at home when events have waited as long as they may: whoever makes the stream has
 // no other input that closes their window. It closes all that came before it, so one is enough.
 func (f *follower) tick(now time.Time) {
-	wait := f.settings.Horizon
-	if f.settings.ByGap() {
-		wait = f.settings.Gap.Bound
-	}
-	h := f.ticks
+	wait, h := f.window(), f.ticks
 	if f.away != nil || !f.p.cfg.Heartbeats || f.events.IsZero() || wait == 0 {
 		return
 	}
@@ -367,4 +372,12 @@ func (f *follower) tick(now time.Time) {
 	if h.last.Before(due) || h.notBefore.After(h.last) { // the latter: it failed
 		h.offerHeartbeat(now, due)
 	}
+}
+
+// window is how long an event may wait for what closes it.
+func (f *follower) window() time.Duration {
+	if f.settings.ByGap() {
+		return f.settings.Gap.Bound
+	}
+	return f.settings.Horizon
 }

@@ -139,7 +139,8 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 // whenIdle does what is done only when nothing is ready to be read or published.
 func (s *session) whenIdle(now time.Time) {
 	held, _ := s.buffer.Held()
-	between := held == 0 || s.in.away != nil || !s.in.atInputs() // a checkpoint may lie between two inputs
+	// a checkpoint may lie between two inputs
+	between := held == 0 || s.in.away != nil && s.mayHold() || !s.in.atInputs()
 	if between && s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
 		if cp, ok := s.buffer.Marker(s.in.quiet()); ok {
 			s.tracker.Keepalive(s.located(cp))

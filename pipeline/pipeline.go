@@ -79,6 +79,7 @@ type Pipeline struct {
 
 	settledCut uint64 // the sequence of the newest cut that is known to be in a durable record
 	silent     uint64 // the revision of the record that the stream's owner has not renewed in time
+	lags       uint64 // the epoch in which it does not come to what was read here
 
 	durables []string // the durable consumers that were last named in the log
 

@@ -199,7 +199,7 @@ func (s *session) located(cp relay.Checkpoint) relay.Checkpoint {
 // mark makes the checkpoint of gap mode's last window: once for all that a batch brought, because it lists
 // all sequences that wait.
 func (s *session) mark() {
-	if !s.out.unmarked {
+	if held, _ := s.buffer.Held(); !s.out.unmarked || held > 0 && !s.mayHold() {
 		return
 	}
 	s.out.unmarked = false

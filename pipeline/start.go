@@ -57,8 +57,8 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	}
 
 	first, start, err := p.findStart(ctx, conns)
-	if errors.Is(err, checkpoint.ErrOwner) && p.mayTake(conns, first.Revision) {
-		return false, p.takeEpoch(ctx, conns)
+	if errors.Is(err, checkpoint.ErrOwner) && p.mayTake(conns, &first) {
+		return false, p.takeEpoch(ctx, conns, first.Revision)
 	}
 	if errors.Is(err, checkpoint.ErrOwner) {
 		return false, p.follow(ctx, conns)
@@ -88,6 +88,9 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 		return false, err
 	}
 	held, again, err := p.findStart(ctx, conns)
+	if errors.Is(err, checkpoint.ErrOwner) { // by now: the next start stands by
+		return false, fmt.Errorf("%w: %w", err, errAnew)
+	}
 	if err != nil {
 		return false, ranged(err, start.Checkpoint.At(), first.Server.WALEnd)
 	}

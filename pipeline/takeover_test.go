@@ -1,10 +1,15 @@
 package pipeline
 
 import (
+	"context"
+	"errors"
 	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
@@ -20,29 +25,21 @@ func TestASilentOwnerIsSuspected(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharing(t, 1, defaults, 2*time.Second)
-		owns := func(when string, owner int, epoch uint64) {
-			t.Helper()
-			s.with(func() {
-				if rec := s.record(); rec.Owner != owner || rec.Epoch != epoch {
-					t.Errorf("%s: cluster %d has epoch %d", when, rec.Owner, rec.Epoch)
-				}
-			})
-		}
 		s.spawn(0, 10*time.Second)
 		s.spawn(1, 10*time.Second)
 		s.write(3)
 		time.Sleep(time.Hour)
-		owns("an idle home", 1, 1)
+		s.owns("an idle home", 1, 1)
 		s.procs[0].kill()
 		time.Sleep(7 * time.Second)
-		owns("not silent for long", 1, 1)
+		s.owns("not silent for long", 1, 1)
 		time.Sleep(5 * time.Second)
-		owns("silent", 2, 2)
+		s.owns("silent", 2, 2)
 		time.Sleep(time.Hour)
-		owns("an idle owner elsewhere", 2, 2)
+		s.owns("an idle owner elsewhere", 2, 2)
 		s.with(func() { s.spawn(0, 10*time.Second) })
 		time.Sleep(5 * time.Second)
-		owns("the home is back", 1, 3)
+		s.owns("the home is back", 1, 3)
 		if state := s.procs[1].p.Status().State; state != StateStandby {
 			t.Errorf("the other one is %s", state)
 		}
@@ -136,4 +133,260 @@ func TestThruOfTheNewestMessage(t *testing.T) {
 	if got := thruOf(checkpoint.Start{LastSeq: 7, Accepted: 7}); got != 0 {
 		t.Errorf("accepted: %v", got)
 	}
+}
+
+// owns fails the test if not this cluster has the stream, in this epoch.
+func (s *sharing) owns(when string, owner int, epoch uint64) {
+	s.t.Helper()
+	s.with(func() {
+		if rec := s.record(); rec.Owner != owner || rec.Epoch != epoch {
+			s.t.Errorf("%s: cluster %d has epoch %d", when, rec.Owner, rec.Epoch)
+		}
+	})
+}
+
+// renews lets an owner that there is no process of write the record each second, for so long.
+func (s *sharing) renews(d time.Duration) {
+	for begun := time.Now(); time.Since(begun) < d; time.Sleep(time.Second) {
+		s.with(func() {
+			rec, before := s.newest()
+			if rec.Owner < 3 {
+				return
+			}
+			doc, err := rec.Encode()
+			if err == nil {
+				_, err = s.js.land(doc, rec, before)
+			}
+			s.broken = errors.Join(s.broken, err)
+		})
+	}
+}
+
+// TestAnOwnerThatHasFewerRowsIsSuspected: cluster 3 lives and has published all that it has of a home that is
+// gone. Cluster 2 leaves the stream to it until it has read more.
+func TestAnOwnerThatHasFewerRowsIsSuspected(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSharing(t, 1, defaults, 2*time.Second)
+		s.calm = true
+		s.spawn(0, 10*time.Second)
+		s.spawn(1, 10*time.Second)
+		s.write(3)
+		time.Sleep(time.Minute)
+		s.procs[0].kill()
+		s.take(3)
+		s.renews(10 * time.Minute)
+		s.owns("it has all", 3, 2)
+		s.write(3)
+		s.renews(15 * time.Second)
+		s.owns("it may still go on", 3, 2)
+		s.renews(25 * time.Second)
+		s.owns("it does not", 2, 3)
+		time.Sleep(time.Minute)
+		s.stop()
+		if err := s.check(true); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAnOwnerThatWaitsForAWindowIsNotSuspected: what a living owner holds is in no checkpoint either.
+func TestAnOwnerThatWaitsForAWindowIsNotSuspected(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := defaults
+		slow.Horizon = 2 * time.Minute
+		s := newSharing(t, 1, slow, 0)
+		s.spawn(0, 10*time.Second)
+		s.spawn(1, 10*time.Second)
+		for range 2 {
+			s.write(1)
+			time.Sleep(4 * time.Minute)
+		}
+		s.owns("a living home", 1, 1)
+		s.stop()
+		if err := s.check(true); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// watched is a connection whose owner does something when it begins to watch who publishes: between the two
+// readings of a start.
+type watched struct {
+	JetStream
+	first func()
+}
+
+func (w *watched) Watch(ctx context.Context) error {
+	w.first()
+	return w.JetStream.Watch(ctx)
+}
+
+// TestWhoLosesTheStreamDuringItsStartStandsBy: that is no failure.
+func TestWhoLosesTheStreamDuringItsStartStandsBy(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSharing(t, 1, defaults, 0)
+		reg, taken := prometheus.NewRegistry(), false
+		var log strings.Builder
+		s.procs[0] = s.run(options{cluster: 1, registry: reg, log: &log, open: func(c *Conns) {
+			c.JetStream = &watched{c.JetStream, func() {
+				if !taken {
+					taken = true
+					s.take(2)
+				}
+			}}
+		}})
+		s.spawn(1, 0)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		n, status, said := metric(t, reg, "failures_total"), s.procs[0].p.Status(), log.String()
+		if n > 0 || !taken || status.State != StateStandby || status.Error != "" ||
+			strings.Contains(said, "level=WARN") {
+			t.Errorf("%v failures, %+v:\n%s", n, status, said)
+		}
+		s.stop()
+	})
+}
+
+// loading is a store that does something before the record is loaded for the n-th time.
+type loading struct {
+	Store
+	loads int
+	at    func(n int)
+}
+
+func (s *loading) Load(ctx context.Context) (*checkpoint.Record, uint64, error) {
+	s.loads++
+	s.at(s.loads)
+	return s.Store.Load(ctx)
+}
+
+// TestOfTwoThatSuspectAnOwnerTheSecondStandsBy: it has suspected somebody else, whenever it finds that out.
+func TestOfTwoThatSuspectAnOwnerTheSecondStandsBy(t *testing.T) {
+	t.Parallel()
+	for load := 2; load <= 3; load++ { // before the record is read again, and before it is written
+		synctest.Test(t, func(t *testing.T) {
+			s := newSharing(t, 1, defaults, 0)
+			reg, taken := prometheus.NewRegistry(), false
+			s.with(func() {
+				s.procs[1] = s.run(options{cluster: 2, maximumDelay: 10 * time.Second, registry: reg,
+					open: func(c *Conns) {
+						e, suspects := c.Store.(*Elsewhere), s.procs[1].p.silent > 0
+						e.Home = &loading{Store: e.Home, at: func(n int) {
+							if suspects && n == 2 && load == 2 && !taken {
+								taken = true
+								s.take(3)
+							}
+						}}
+						e.Own = &written{e.Own, func() {
+							if suspects && load == 3 && !taken {
+								taken = true
+								s.take(3)
+							}
+						}}
+					}})
+			})
+			time.Sleep(15 * time.Second)
+			s.owns("one was first", 3, 2)
+			status := s.procs[1].p.Status()
+			s.stop()
+			if n := metric(t, reg, "failures_total"); n > 0 || !taken || status.State != StateStandby {
+				t.Errorf("load %d: %v failures, %+v", load, n, status)
+			}
+		})
+	}
+}
+
+// written is a store that does something before it is written.
+type written struct {
+	Store
+	before func()
+}
+
+func (w *written) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+	w.before()
+	return w.Store.Save(ctx, rec, last)
+}
+
+// TestNoCutLiesBelowWhatClosedTheNewestMessage: what is left of the home's rows ends between a checkpoint and
+// the tick that closed the window before it. The messages from that checkpoint on need nothing to be made
+// again, so nothing but the newest message says that more was read.
+func TestNoCutLiesBelowWhatClosedTheNewestMessage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := defaults
+		slow.Horizon = 10 * time.Second
+		s := newSharing(t, 1, slow, 0)
+		s.with(func() { s.calm, s.apart = true, time.Now().Add(time.Hour) })
+		s.spawn(0, 3*time.Second)
+		s.spawn(1, 3*time.Second)
+		for i := range 2 {
+			s.write(1)
+			s.with(func() { s.copy(func(*transaction) bool { return false }) })
+			if i == 0 {
+				time.Sleep(5 * time.Second)
+			}
+		}
+		time.Sleep(8 * time.Second)
+		s.procs[0].kill()
+		if n := len(s.stream()); n != 1 {
+			t.Fatalf("%d messages, and one window is closed", n)
+		}
+		time.Sleep(time.Minute)
+		s.owns("the home is gone", 2, 2)
+		if s.cuts > 0 {
+			t.Errorf("%d cuts", s.cuts)
+		}
+		s.with(func() {
+			s.apart = time.Time{}
+			s.spawn(0, 3*time.Second)
+		})
+		time.Sleep(time.Minute)
+		s.stop()
+		if err := s.check(true); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestALateCutLiesBehindWhatTheRecordKnows: in gap mode, a cut that the owner before had sent arrives when the
+// next one has read more and stored nothing.
+func TestALateCutLiesBehindWhatTheRecordKnows(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := gapSettings
+		slow.Gap.Bound = time.Hour
+		s := newSharing(t, 1, slow, 0)
+		s.with(func() { s.calm = true })
+		s.take(2)
+		run := func() {
+			s.procs[1] = s.run(options{cluster: 2})
+			time.Sleep(10 * time.Second)
+		}
+		run()
+		s.insert("d", "a:1")
+		at := s.insert("d", "a:3").end
+		time.Sleep(10 * time.Second)
+		s.procs[1].kill()
+		s.with(func() { s.pg.commit(nil, logical{prefix: relay.HeartbeatPrefix}) })
+		s.take(2)
+		run()
+		s.procs[1].kill()
+		s.with(func() {
+			rec, _ := s.newest()
+			cut, err := rec.CutAt(at, timeline)
+			if cut.Epoch--; err != nil || len(s.js.messages) != 1 {
+				t.Fatalf("%d messages: %v", len(s.js.messages), err)
+			}
+			s.js.messages = append(s.js.messages, &storedMessage{at: time.Now(), cut: &cut})
+		})
+		run()
+		err := s.gaveUp()
+		s.stop()
+		if err = errors.Join(err, s.check(true)); err != nil {
+			t.Error(err)
+		}
+	})
 }
