@@ -116,10 +116,10 @@ func (p *Pipeline) takeEpoch(ctx context.Context, conns *Conns, revision uint64)
 	return errTaken
 }
 
-// mayHold reports whether a checkpoint that holds something may be recorded, which gap mode has beyond what it
-// holds. Where clusters share the stream, a cut that another owner has sent may still arrive, and it lies
-// below such a checkpoint if that one had read less: so first a message is stored in this session, and the cut
-// is refused. A checkpoint behind that message waits until it is acknowledged.
+// mayHold reports whether a checkpoint that holds something may be recorded, which gap mode has beyond what
+// it holds. Where clusters share the stream, a cut that another owner has sent may still arrive, and it lies
+// below such a checkpoint if that one had read less: so first a message is stored in this session, and the
+// cut is refused. A checkpoint behind that message waits until it is acknowledged.
 func (s *session) mayHold() bool { return !s.in.shared || s.pub.Sent() > s.monitor.start }
 
 // save saves the record within the time limit of a write.

@@ -351,8 +351,8 @@ func TestNoCutLiesBelowWhatClosedTheNewestMessage(t *testing.T) {
 	})
 }
 
-// TestALateCutLiesBehindWhatTheRecordKnows: in gap mode, a cut that the owner before had sent arrives when the
-// next one has read more and stored nothing.
+// TestALateCutLiesBehindWhatTheRecordKnows: in gap mode, a cut that the owner before had sent arrives when
+// the next one has read more and stored nothing.
 func TestALateCutLiesBehindWhatTheRecordKnows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
