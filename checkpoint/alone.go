@@ -45,7 +45,7 @@ func (s *Store) others(ctx context.Context) (all []Other, err error) {
 		if slot == s.cfg.Slot {
 			continue
 		}
-		other := NewStore(s.api, StoreConfig{Stream: s.cfg.Stream, Slot: slot})
+		other := NewStore(s.api, StoreConfig{Stream: s.cfg.Stream, Slot: slot, Cluster: s.cfg.Cluster})
 		rec, _, err := other.Load(ctx)
 		if err != nil && outbox.FaultOf(err) == nil {
 			return nil, err
@@ -87,7 +87,7 @@ func (s *Store) Others(ctx context.Context) ([]Other, error) {
 			len(streams), maxBuckets)
 	}
 	for _, stream := range streams {
-		more, err := NewStore(s.api, StoreConfig{Stream: stream, Slot: ""}).others(ctx)
+		more, err := NewStore(s.api, StoreConfig{Stream: stream, Cluster: s.cfg.Cluster}).others(ctx)
 		if err != nil {
 			return nil, err
 		}

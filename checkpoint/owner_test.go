@@ -129,7 +129,7 @@ func TestOneClusterTakesAnEpoch(t *testing.T) {
 	ensure(ctx, t, s)
 	_ = save(ctx, t, s, shared(), 0)
 	_, _, err := s.Load(ctx)
-	refused(t, err, "record_version", outbox.Fatal, "", nil) // it shares the stream with nobody
+	refused(t, err, "cluster_mode", outbox.Fatal, "", nil) // it shares the stream with nobody
 	second := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow", Cluster: 2})
 	third := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow", Cluster: 3})
 	r, rev := load(ctx, t, second)

@@ -34,11 +34,43 @@ type StoreConfig struct {
 	Stream string // of the messages; the bucket is named after it
 	Slot   string // the key, unless Standby
 	// Cluster is the cluster.id of whoever shares the stream with other clusters, or lets them publish for
-	// it; 0: a record with an owner or a hello is refused as one of a newer outflow.
+	// it; 0: a record with an owner, or a hello, is refused.
 	Cluster int
 	// Standby: it is what Cluster keeps for itself of the home whose stream it is, by the slot from which it
 	// reads the home's rows; see [Record.WithoutStream].
 	Standby bool
+	// Owned: a record of which another cluster is the owner is refused: it is not this one's to work on.
+	Owned bool
+}
+
+// The codes of a record that is not as the caller has to be.
+const (
+	CodeMode  = "cluster_mode"  // it is shared by clusters, or not
+	codeOwner = "cluster_owner" // another cluster is the owner
+)
+
+// checkOwner refuses a record of clusters that is not the caller's to read.
+func (s *Store) checkOwner(rec *Record) error {
+	switch {
+	case rec.Epoch > 0 && s.cfg.Cluster == 0:
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: CodeMode,
+			Message: fmt.Sprintf("clusters share stream %s: its checkpoint record has cluster %d as the "+
+				"owner, in epoch %d, and cluster.mode is not shared", rec.Stream, rec.Owner, rec.Epoch),
+			Hint: "Set cluster.mode to shared, as it is on the other clusters",
+		}
+	case rec.Hello > 0 && s.cfg.Cluster == 0:
+		return tooNew(rec.Version, clustersVersion-1)
+	case rec.Epoch > 0 && s.cfg.Owned && rec.Owner != s.cfg.Cluster:
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: codeOwner,
+			Message: fmt.Sprintf("cluster %d makes stream %s at present, in epoch %d", rec.Owner, rec.Stream,
+				rec.Epoch),
+			Hint: "Start `outflow run` here, at home, which takes the stream back; stop it when it has, " +
+				"and run the command again",
+		}
+	}
+	return nil
 }
 
 // Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent
@@ -134,8 +166,10 @@ func (s *Store) Load(ctx context.Context) (*Record, uint64, error) {
 	if err == nil && (rec.Slot != s.cfg.Slot || rec.Stream != s.cfg.Stream) {
 		err = corrupt(fmt.Errorf("it is of slot %s and stream %s", rec.Slot, rec.Stream))
 	}
-	if err == nil && (rec.Epoch > 0 || rec.Hello > 0) && s.cfg.Cluster == 0 {
-		err = tooNew(rec.Version, clustersVersion-1)
+	if err == nil {
+		if err := s.checkOwner(rec); err != nil {
+			return nil, 0, err
+		}
 	}
 	if f := outbox.FaultOf(err); f != nil {
 		f.Message += fmt.Sprintf(" (bucket %s, key %s, revision %d)", Bucket(s.cfg.Stream), s.key, m.Seq)
