@@ -277,3 +277,28 @@ func subscriptions(ctx context.Context, q Querier, version int, cfg Config) ([]s
 	s, err := readSubscription(ctx, q, version, cfg)
 	return []subscription{s}, err
 }
+
+// Received is a position of the home up to where Config.Subscription has brought everything, or more: what
+// was applied here before the call lies at or below it. ok is false while the subscription has received
+// nothing since it was started.
+func (s *Setup) Received(ctx context.Context) (lsn outbox.LSN, ok bool, err error) {
+	sub, err := readSubscription(ctx, s.conn, s.version, s.cfg.Config)
+	if err != nil {
+		return 0, false, err
+	}
+	// What the worker has received says where a new subscription begins; where it begins again after a
+	// restart may lie below what was applied.
+	var received string
+	err = s.conn.QueryRow(ctx, `SELECT greatest(received_lsn, pg_replication_origin_progress($2, false))::text
+		FROM pg_stat_subscription WHERE subid = $1 AND relid IS NULL AND leader_pid IS NULL
+			AND received_lsn IS NOT NULL`, sub.oid, sub.origin()).Scan(&received)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, s.explain("read how far subscription "+s.cfg.Subscription+" is",
+			"EXECUTE on pg_replication_origin_progress(text, boolean)", err)
+	}
+	lsn, err = outbox.ParseLSN(received)
+	return lsn, err == nil, err
+}
