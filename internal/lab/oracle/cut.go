@@ -1,9 +1,12 @@
 package oracle
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"strconv"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // The subject and the header of a message that is no event.
@@ -40,6 +43,17 @@ func parseCut(value string) (*cut, error) {
 	return &cut{m[1] + " " + m[2], lsn}, nil
 }
 
+// Cuts reads the cuts of a stream, for [Config.Cuts].
+func Cuts(ctx context.Context, js jetstream.JetStream, stream string) (cuts []LSN, err error) {
+	err = readAll(ctx, js, stream, func(m *Message) error {
+		if m.cut != nil {
+			cuts = append(cuts, m.cut.lsn)
+		}
+		return nil
+	})
+	return cuts, err
+}
+
 // addCut judges a cut by itself. What it closes is not known here yet: the windows that the WAL makes without
 // it are expected behind it.
 func (c *judged) addCut(m *Message) {
@@ -52,5 +66,5 @@ func (c *judged) addCut(m *Message) {
 		c.j.Header++
 		c.note(m, "is a cut with %s header %q", expectedHeader, m.Header.Get(expectedHeader))
 	}
-	c.cut = m.cut
+	c.cut, c.cutSeq = m.cut, m.Seq
 }

@@ -16,6 +16,10 @@ const (
 	msgIDHeader      = "Nats-Msg-Id"
 	lostHeader       = "Outflow-Lost"
 	originHeader     = "Outflow-Origin"
+
+	// the fence of a stream that clusters share: the sequence of the newest cut
+	fenceHeader        = "Nats-Expected-Last-Subject-Sequence"
+	fenceSubjectHeader = "Nats-Expected-Last-Subject-Sequence-Subject"
 )
 
 // Sort is the rule that a window was sorted by.

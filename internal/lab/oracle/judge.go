@@ -96,6 +96,7 @@ type judged struct {
 	longs  []int  // see moved
 	placed int    // messages that have been found in want.messages
 	cut    *cut   // the newest one
+	cutSeq uint64 // its; 0: there is none
 
 	// To find what is not where it should be; made when it is needed.
 	byID     map[string]int // where in others
@@ -215,6 +216,16 @@ func (c *judged) headers(m *Message, e *expected, want string) {
 	for name, values := range m.Header {
 		switch name {
 		case packedHeader, expectedHeader, deadLetterHeader, msgIDHeader, originHeader:
+		case fenceSubjectHeader:
+			fence, subject := m.Header.Get(fenceHeader), m.Header.Get(name)
+			if (subject != cutSubject || fence != strconv.FormatUint(c.cutSeq, 10)) && wrong == "" {
+				wrong = fmt.Sprintf("fence %q of %q, and the newest cut is at sequence %d", fence, subject,
+					c.cutSeq)
+			}
+		case fenceHeader: // without the subject it would be the message's own
+			if m.Header.Get(fenceSubjectHeader) == "" && wrong == "" {
+				wrong = "a fence without a subject"
+			}
 		case lostHeader:
 			got := m.Header.Get(name)
 			from, err := strconv.ParseUint(got, 10, 64)

@@ -55,6 +55,9 @@ type Source struct {
 	Columns Columns           //
 	Subject func(Row) string  // nil: outbox.{doc_id}
 	Headers map[string]string // mapped headers: name, column
+	// schema.name of the table whose rows are ticks and changes of settings, as it is for outbox
+	// public.outbox: of what was written on this server alone, as all that counts then. "": there is none
+	Control string
 }
 
 // Event is a committed insert, or a committed message in place of one.
@@ -228,8 +231,8 @@ func (r *Reader) piece(ctx context.Context, conn *pgx.Conn, end string, atOnce i
 		return 0, err
 	}
 	rows, err := tx.Query(ctx, `SELECT lsn::text, data FROM pg_logical_slot_peek_changes($1, $2::text::pg_lsn,
-		$3,
-		'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0')`, r.source.Slot, end, atOnce)
+		$3, 'include-xids', '0', 'include-timestamp', '1', 'skip-empty-xacts', '0', 'only-local', $4)`,
+		r.source.Slot, end, atOnce, strconv.FormatBool(r.source.Control != ""))
 	if err != nil {
 		return 0, err
 	}
@@ -287,6 +290,15 @@ func (r *Reader) line(lsn LSN, data []byte) error {
 			r.tx.events = append(r.tx.events, r.event(row))
 			return nil
 		}
+	}
+	if rest, ok := strings.CutPrefix(string(data), "table "+r.source.Control+": INSERT:"); ok {
+		row, err := parseRow(rest)
+		if err != nil {
+			return fmt.Errorf("%v: %w", lsn, err)
+		}
+		prefix, _ := row.Get("prefix")
+		content, _ := row.Get("content")
+		r.logical(logical{transactional: true, prefix: prefix.Value, content: content.Value})
 	}
 	return nil // another table, another statement
 }
