@@ -163,7 +163,7 @@ func (s *session) offerCut(ctx context.Context, now time.Time) error {
 // a reason, not a proof: if it is not, a window closes early.
 func (s *session) mayCut(now time.Time) bool {
 	held, _ := s.buffer.Held()
-	switch patience := s.p.maximumDelay; {
+	switch patience := s.p.cfg.MaximumDelay; {
 	case patience == 0 || !s.in.shared || s.in.away == nil || held == 0:
 		return false
 	case now.Sub(s.in.lastInput) < patience || s.in.end() < s.monitor.walEnd:

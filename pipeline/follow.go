@@ -42,6 +42,8 @@ type follower struct {
 	events   time.Time      // when the newest input with events came in; zero: none did
 
 	said      outbox.LSN // what the home's record says is confirmed
+	owner     int        // who makes the stream, as it says
+	epoch     uint64
 	confirmed outbox.LSN // to PostgreSQL
 	heard     time.Time  // JetStream was alive then
 	asked     time.Time  // the home's record was last asked for
@@ -140,7 +142,8 @@ func (f *follower) heed(rec *checkpoint.Record, revision uint64) error {
 	case rec.Owner == f.cluster:
 		return errOwned
 	}
-	f.said = rec.Confirmed
+	f.p.health.heard(rec)
+	f.said, f.owner, f.epoch = rec.Confirmed, rec.Owner, rec.Epoch
 	if f.revision != revision || f.alive.IsZero() {
 		f.revision, f.alive = revision, time.Now()
 	}
@@ -163,8 +166,8 @@ func (f *follower) begin(r checkpoint.Readings, start checkpoint.Start) {
 		f.tally = newTally(f.conns.Checkpoint, p.log, newest)
 	}
 	p.health.set(StateStandby, nil)
-	p.log.Log(context.Background(), p.stateLevel(), "standby: another cluster makes the stream", "checkpoint",
-		newest.Due, "from", newest.Start())
+	p.log.Log(context.Background(), p.stateLevel(), "standby: another cluster makes the stream", "owner",
+		f.owner, "epoch", f.epoch, "checkpoint", newest.Due, "from", newest.Start())
 }
 
 func (f *follower) close() {

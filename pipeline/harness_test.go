@@ -312,6 +312,7 @@ func (w *harness) run(o options) *process {
 		Open:     func(ctx context.Context) (*Conns, error) { return pr.open(ctx, o) },
 		Settings: o.settings, Heartbeats: !o.noHeartbeats, Scratch: o.scratch, StopTimeout: o.stop,
 		InForce: o.inForce, Hold: o.hold, Retry: o.retry, Failed: o.failed, Islands: o.islands,
+		MaximumDelay: o.maximumDelay,
 	}
 	if o.log != nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(o.log, nil))
@@ -322,7 +323,7 @@ func (w *harness) run(o options) *process {
 		cfg.Registerer = nowhere{}
 	}
 	pr.p = New(cfg)
-	pr.p.maxPublishedAhead, pr.p.maximumDelay = w.maxPublishedAhead, o.maximumDelay
+	pr.p.maxPublishedAhead = w.maxPublishedAhead
 	if pr.noise = w.noise.another(); pr.noise != nil {
 		own := pr.noise.another()
 		pr.p.jitter = func(n time.Duration) time.Duration { return time.Duration(own.Int64N(int64(n))) }

@@ -91,6 +91,9 @@ type Status struct {
 	Said  relay.Said      `json:"watermark,omitzero"`
 	Tally relay.Tally     `json:"counted,omitzero"`
 	Kept  checkpoint.Kept `json:"kept_for_home,omitzero"`
+	// where clusters share the stream: who makes it, and in which epoch, by the record as it was last read
+	Owner int    `json:"owner,omitempty"`
+	Epoch uint64 `json:"epoch,omitempty"`
 
 	beat time.Time
 	// something is under way that may take long: a transaction larger than the buffer is put in order, or a
@@ -269,6 +272,7 @@ func (h *health) read(r *checkpoint.Readings, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.snap.Confirmed = r.Slot.Confirmed
+	h.owned(r.Record)
 	if r.Record != nil && len(r.Record.Checkpoints) > 0 {
 		newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
 		h.snap.Published = max(h.snap.Published, newest.At())
@@ -277,6 +281,20 @@ func (h *health) read(r *checkpoint.Readings, now time.Time) {
 		}
 	}
 	h.setWALEnd(r.Server.WALEnd, now)
+}
+
+// heard takes note of who makes the stream, of whoever stands by.
+func (h *health) heard(rec *checkpoint.Record) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.owned(rec)
+}
+
+// owned takes note of who makes the stream. mu is held.
+func (h *health) owned(rec *checkpoint.Record) {
+	if rec != nil {
+		h.snap.Owner, h.snap.Epoch = rec.Owner, rec.Epoch
+	}
 }
 
 // watched takes note of what was read of the server.

@@ -18,7 +18,7 @@ import (
 	"github.com/outflowhq/outflow/reorder"
 )
 
-// Config is what a pipeline needs. All fields but Islands, Registerer and Logger are required.
+// Config is what a pipeline needs. All fields but Islands, MaximumDelay, Registerer and Logger are required.
 type Config struct {
 	// Open opens both connections. It is called once a session; ctx limits the opening, not what it returns.
 	Open func(ctx context.Context) (*Conns, error)
@@ -41,6 +41,9 @@ type Config struct {
 	// Islands: other clusters, with which this one shares nothing, publish for it when it is silent; nil:
 	// nobody does.
 	Islands *claim.Config
+	// MaximumDelay is how long nothing has to be heard of whoever makes a stream that clusters share, before
+	// this one takes it over; 0: it takes nothing over.
+	MaximumDelay time.Duration
 	// StopTimeout limits how long a clean stop waits for what is in flight.
 	StopTimeout time.Duration
 
@@ -91,9 +94,6 @@ type Pipeline struct {
 	// Tests set these. What is published ahead decides the order: nothing else may set another limit.
 	jitter            func(n time.Duration) time.Duration // random, from 0 to below n
 	maxPublishedAhead int                                 // 0: relay.MaxPublishedAhead
-	// how long nothing has to be heard of whoever makes a stream that clusters share, before this one takes
-	// it over; 0: it takes nothing over
-	maximumDelay time.Duration
 }
 
 // New returns a pipeline. It starts nothing.

@@ -24,21 +24,21 @@ var errTaken = fmt.Errorf("this cluster has taken the stream over: %w", errAnew)
 
 // lookInterval is how often whoever stands by reads the home's record.
 func (p *Pipeline) lookInterval() time.Duration {
-	if p.maximumDelay == 0 {
+	if p.cfg.MaximumDelay == 0 {
 		return monitorInterval
 	}
-	return min(max(p.maximumDelay/(2*renewals), standbyPoll), monitorInterval)
+	return min(max(p.cfg.MaximumDelay/(2*renewals), standbyPoll), monitorInterval)
 }
 
-// suspect ends a session that stands by when the home's record was not written for maximumDelay, by this
+// suspect ends a session that stands by when the home's record was not written for MaximumDelay, by this
 // process's monotonic clock, and what was in the own WAL was read. The slot is free then, and the next start
 // takes the stream over if the record is still the same ([Pipeline.mayTake]). It does so as well when the
 // owner lives, and has not come to what was read here: if the home is gone, nobody may have more of its rows.
 // The suspicion may be wrong, and then costs a change of owner: what counts is what the stream holds.
 func (f *follower) suspect() error {
 	switch {
-	case f.p.maximumDelay == 0 || f.end < f.server.WALEnd:
-	case time.Since(f.alive) >= f.p.maximumDelay:
+	case f.p.cfg.MaximumDelay == 0 || f.end < f.server.WALEnd:
+	case time.Since(f.alive) >= f.p.cfg.MaximumDelay:
 		f.p.silent = f.revision
 		return errSuspected
 	case time.Since(f.moved) >= f.patience():
@@ -69,10 +69,10 @@ func (f *follower) compare(rec *checkpoint.Record, last uint64, changing bool) {
 }
 
 // patience is how long the owner may take for its next step. What is held waits for the time of its window;
-// whoever has just taken the stream cuts after another maximumDelay, and all that follows becomes durable:
+// whoever has just taken the stream cuts after another MaximumDelay, and all that follows becomes durable:
 // the epoch, the cut, and its record.
 func (f *follower) patience() time.Duration {
-	return 2*f.p.maximumDelay + f.window() + 3*f.conns.Checkpoint.DurableAfter
+	return 2*f.p.cfg.MaximumDelay + f.window() + 3*f.conns.Checkpoint.DurableAfter
 }
 
 // mayTake reports whether a start may take the stream over from the owner that the record names: one that is
@@ -81,7 +81,7 @@ func (f *follower) patience() time.Duration {
 // What follows is a start as any other, which makes the stream again from this cluster's own WAL up to its
 // end, and a cut ([session.offerCut]) where the home does not close what is held.
 func (p *Pipeline) mayTake(conns *Conns, r *checkpoint.Readings) bool {
-	return p.maximumDelay > 0 && (!conns.Checkpoint.Mapping.Away() || r.Revision == p.silent ||
+	return p.cfg.MaximumDelay > 0 && (!conns.Checkpoint.Mapping.Away() || r.Revision == p.silent ||
 		r.Record.Epoch == p.lags)
 }
 
@@ -132,10 +132,10 @@ func (c *Conns) save(ctx context.Context, rec *checkpoint.Record, revision uint6
 // renewal is how often an owner writes the record without having anything new for it, interval being that of
 // other writes; 0: it need not.
 func (p *Pipeline) renewal(interval time.Duration) time.Duration {
-	if p.maximumDelay == 0 {
+	if p.cfg.MaximumDelay == 0 {
 		return 0
 	}
-	return max(p.maximumDelay/renewals, interval)
+	return max(p.cfg.MaximumDelay/renewals, interval)
 }
 
 // mustRenew reports whether the record is to say that its owner lives. One that has not the rows to go on

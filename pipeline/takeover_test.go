@@ -54,7 +54,7 @@ func closing(t *testing.T, now time.Time) *session {
 	start := checkpoint.Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 7, Read: 0x9000}, LastSeq: 7,
 		End: 7, Thru: 0x2000}
 	start.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: start.Checkpoint, Since: now}}
-	s := &session{p: &Pipeline{maximumDelay: 10 * time.Second}, conns: &Conns{Checkpoint: cfg},
+	s := &session{p: &Pipeline{cfg: Config{MaximumDelay: 10 * time.Second}}, conns: &Conns{Checkpoint: cfg},
 		thru: thruOf(start),
 		buffer: reorder.New(reorder.Config{Settings: defaults, Start: 0x1000, Due: 0x1000,
 			Scratch: memory{}}),
@@ -86,7 +86,7 @@ func TestACutWaitsForAllBeforeIt(t *testing.T) {
 		t.Error("no cut at the input that closed the newest message")
 	}
 	for what, change := range map[string]func(s *session){
-		"nobody asks for it":          func(s *session) { s.p.maximumDelay = 0 },
+		"nobody asks for it":          func(s *session) { s.p.cfg.MaximumDelay = 0 },
 		"the stream is nobody else's": func(s *session) { s.in.shared = false },
 		"this is the home":            func(s *session) { s.in.away = nil },
 		"nothing is held": func(s *session) {

@@ -114,6 +114,21 @@ var table = []Finding{
 		Runbook: "The message has the range of the home's positions in which they differ: compare the " +
 			"rows of the table here and at home. Look for `skipping transaction` in the log of the server " +
 			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
+	{Code: "cluster_mode", Severity: Error, Classes: fatal,
+		Title: "The checkpoint record is of a stream that clusters share, and cluster.mode is not shared, " +
+			"or the other way round",
+		Hint: "Set cluster.mode as it is on the other clusters. To take the shared mode up, stop the " +
+			"writers and outflow, run `outflow drain` with cluster.mode: none, then `outflow init` at home " +
+			"with cluster.mode: shared.",
+		Runbook: "[Switching the shared mode on](clusters.md#one-nats-for-all)."},
+	{Code: "cluster_owner", Severity: Error, Classes: fatal,
+		Title: "Another cluster makes the stream at present, or this one makes it for its home",
+		Hint: "Start `outflow run` at home, which takes the stream back, and run the command there again, " +
+			"or leave it to the cluster that the message names."},
+	{Code: "cluster_home_missing", Severity: Error, Classes: fatal,
+		Title: "The home of a shared stream has no checkpoint record: there is nothing to stand by for",
+		Hint: "Run `outflow init` at home first. Slot and stream have the names that they have there, and " +
+			"nats.url leads to the same NATS."},
 	{Code: "cluster_errors", Severity: Note,
 		Title: "A subscription has failed to apply what another cluster sent",
 		Hint: "Look for its errors in the server's log, mend what is in the way, such as a row with the " +

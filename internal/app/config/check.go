@@ -89,6 +89,8 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
+		"sink.durable_after"}, sharedMode},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+
@@ -137,6 +139,36 @@ var rules = []Check{
 		}
 		return nil
 	}},
+}
+
+// leastDelay is the least cluster.maximum_delay of the shared mode. Whoever makes a stream gives a sign of
+// life four times in it, and at most one a second; a start, which gives none, takes less than a second as a
+// rule.
+const leastDelay = 5 * time.Second
+
+// sharedMode refuses what the shared mode can't go with.
+func sharedMode(c Config) error {
+	l := c.Cluster
+	refuse := func(setting, why, hint string) error {
+		return usageFault(c.describe(setting)+": "+why, hint+", or set cluster.mode to none")
+	}
+	switch {
+	case !l.Shared():
+	case l.ID == 0 || l.Count < 2:
+		return refuse("cluster.count", "a stream is shared by at least two clusters",
+			"Set cluster.id and cluster.count")
+	case l.Control == "":
+		return refuse("cluster.control", "without a control table no other cluster can make this stream",
+			"Set cluster.control")
+	case l.MaximumDelay < leastDelay:
+		return refuse("cluster.maximum_delay", "whoever makes the stream would be suspected while it lives",
+			"Set at least "+leastDelay.String())
+	case c.Sink.DurableAfter != 0:
+		return refuse("sink.durable_after", "what was read and then lost by NATS could come again in "+
+			"another order after a take-over",
+			"Let the NATS servers sync each write (sync_interval: always) and set sink.durable_after to 0s")
+	}
+	return nil
 }
 
 // oneLogin refuses more than one way to authenticate: the client library would choose between them.

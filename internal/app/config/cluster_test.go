@@ -16,7 +16,7 @@ func TestAClusterPublishesItsOwnRowsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Cluster{ID: 2, Count: 3, MaximumDelay: 10 * time.Second}
+	want := Cluster{ID: 2, Count: 3, Mode: ModeNone, MaximumDelay: 10 * time.Second}
 	if c.Cluster != want || c.Replication.Origin != OriginOwn ||
 		!c.Replication.Explicit {
 		t.Errorf("%+v, %+v", c.Cluster, c.Replication)
@@ -64,6 +64,42 @@ func TestRowsThatCannotBeReadElsewhereAreRefused(t *testing.T) {
 		{Args{"cluster.control": "a.b.c"}, "schema.name"},
 	} {
 		args := maps.Clone(home)
+		maps.Copy(args, refused.change)
+		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
+			!strings.Contains(err.Error(), refused.says) {
+			t.Errorf("%v: %v", refused.change, err)
+		}
+	}
+}
+
+// The shared mode goes with what it needs alone: each that is missing is named, with the way out.
+func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
+	t.Parallel()
+	shared := Args{"cluster.id": "1", "cluster.count": "2", "cluster.control": "outflow_control",
+		"cluster.mode": "shared", "cluster.maximum_delay": "5s", "sink.durable_after": "0s"}
+	c, err := Load(shared, nil)
+	if err != nil || !c.Cluster.Shared() || c.Cluster.Elsewhere() {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
+	away := maps.Clone(shared)
+	away["cluster.subscription"] = "from_2"
+	if c, err := Load(away, nil); err != nil || !c.Cluster.Elsewhere() {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
+	for _, refused := range []struct {
+		change Args
+		says   string
+	}{
+		{Args{"cluster.count": "1"}, "at least two clusters"},
+		{Args{"cluster.count": "0"}, "at least two clusters"},
+		{Args{"cluster.control": ""}, "Set cluster.control"},
+		{Args{"cluster.maximum_delay": "4999ms"}, "Set at least 5s"},
+		{Args{"sink.durable_after": "1ms"}, "sync_interval: always"},
+		{Args{"shard": "0/2"}, "divided"},
+		{Args{"source": "both"}, "not replicated"},
+		{Args{"cluster.mode": "islands"}, "Give none or shared"},
+	} {
+		args := maps.Clone(shared)
 		maps.Copy(args, refused.change)
 		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
 			!strings.Contains(err.Error(), refused.says) {

@@ -71,10 +71,25 @@ const (
 type Cluster struct {
 	ID           int // from 1 on; 0: there is one database
 	Count        int // 0: not said
+	Mode         string
 	MaximumDelay time.Duration
 	Control      string // a table's name; "": ticks and changes of settings are logical messages
 	Subscription string // what it brings is published; "": what is written here
 }
+
+// The values of cluster.mode.
+const (
+	ModeNone = "none" // no cluster publishes for another one
+	// clusters share one NATS, in which each home's stream is, and another one goes on with the stream of a
+	// home that is silent
+	ModeShared = "shared"
+)
+
+// Shared reports whether clusters share the stream.
+func (c Cluster) Shared() bool { return c.Mode == ModeShared }
+
+// Elsewhere reports whether that stream is another cluster's, which is its home.
+func (c Cluster) Elsewhere() bool { return c.Shared() && c.Subscription != "" }
 
 // NATS says how NATS is reached. At most one way to authenticate is set.
 type NATS struct {

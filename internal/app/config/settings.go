@@ -76,9 +76,17 @@ var settings = []setting{
 		want: "a number from 1 to 64, or 0",
 		doc:  "How many such databases there are. 0: not said.",
 		bind: func(c *Config) value { return intValue{&c.Cluster.Count, 0, maxClusters} }},
+	{path: "cluster.mode", def: ModeNone, want: "none or shared", choices: []string{ModeNone, ModeShared},
+		doc: "shared: all clusters reach one NATS, which syncs each write, and another cluster goes on " +
+			"with the stream of a home that is silent. Needs cluster.id, cluster.count, cluster.control, " +
+			"cluster.maximum_delay and sink.durable_after: 0s. With cluster.subscription, slot and stream " +
+			"are those that the home has. none: no cluster publishes for another one.",
+		bind: func(c *Config) value {
+			return choiceValue{&c.Cluster.Mode, []string{ModeNone, ModeShared}}
+		}},
 	{path: "cluster.maximum_delay", def: "0s", fallback: []string{"MAXIMUM_DELAY"}, want: "from 0s to 24h",
-		doc: "After which silence of a cluster another one is to publish its rows. No version does that " +
-			"yet: it is read and checked, and has no effect.",
+		doc: "After which silence of whoever makes a stream another cluster takes it over. Without " +
+			"cluster.mode: shared it is read and checked, and has no effect.",
 		bind: func(c *Config) value {
 			return durationValue{&c.Cluster.MaximumDelay, 0, 24 * time.Hour, time.Millisecond}
 		}},

@@ -11,6 +11,9 @@ var (
 	clusterInfo = describe("cluster_info", "1, with cluster.id and cluster.subscription as labels; the "+
 		"latter is empty at a home, which publishes its own rows. No series where there is one database.",
 		"cluster", "subscription")
+	clusterOwner = describe("cluster_owner", "Where clusters share the stream: the number of the cluster "+
+		"that makes it, by the record as this process read it last. Others stand by.")
+	clusterEpoch  = describe("cluster_epoch", "In which epoch: it rises with each change of owner.")
 	watermarkTime = describe("cluster_watermark_timestamp_seconds", "When the newest watermark was written, "+
 		"by the home's clock: by this home, or of those that were read of the home. A home that is idle "+
 		"writes none. Not on a standby.")
@@ -38,6 +41,10 @@ func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {
 	for _, o := range c.Subscribers {
 		g.set(subscriberRetained, float64(o.Retained), o.Slot)
 		g.is(subscriberLost, o.Lost, o.Slot)
+	}
+	if s.Epoch > 0 {
+		g.set(clusterOwner, float64(s.Owner))
+		g.set(clusterEpoch, float64(s.Epoch))
 	}
 	c.Knows(s.Said, s.Tally, s.Kept)
 	if c.Watermark == nil {

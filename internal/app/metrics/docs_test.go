@@ -69,7 +69,8 @@ func everything(t *testing.T) []*dto.MetricFamily {
 		WALEnd: 2, Oldest: now, CaughtUp: now, HeldLimit: 1, HeldLimitBytes: 1,
 		Gaps: []pipeline.Gap{{Since: now}}, Unlisted: now,
 		Said:  relay.Said{At: now, LSN: 1, Events: 2},
-		Tally: relay.Tally{Since: 1, Events: 1}, Kept: checkpoint.Kept{Bytes: 1, Since: now},
+		Tally: relay.Tally{Since: 1, Events: 1}, Owner: 1, Epoch: 1,
+		Kept: checkpoint.Kept{Bytes: 1, Since: now},
 	}
 	reading := watch.Reading{
 		Postgres: watch.Postgres{Read: read}, NATS: watch.NATS{Read: read, StorageLimit: 1},

@@ -24,6 +24,9 @@ type Cluster struct {
 	// WAL that the slot keeps because the home has not confirmed its own
 	Kept        checkpoint.Kept    `json:"kept_for_home,omitzero"`
 	Subscribers []watch.Subscriber `json:"subscribers"`
+	// where clusters share the stream: the cluster that makes it, and in which epoch; 0: not known
+	Owner int    `json:"owner,omitempty"`
+	Epoch uint64 `json:"epoch,omitempty"`
 }
 
 // ClusterOf returns what settings and watcher say; nil where there is one database.
@@ -33,6 +36,13 @@ func ClusterOf(cfg config.Cluster, r *watch.Reading) *Cluster {
 	}
 	return &Cluster{ID: cfg.ID, Count: cfg.Count, Subscription: cfg.Subscription,
 		Subscribers: append([]watch.Subscriber{}, r.Subscribers...)}
+}
+
+// Owns adds who makes the stream that clusters share, by its record.
+func (c *Cluster) Owns(cluster int, epoch uint64) {
+	if c != nil {
+		c.Owner, c.Epoch = cluster, epoch
+	}
 }
 
 // Knows adds what a process or its record knows.
@@ -64,6 +74,13 @@ func (r *Report) cluster() Part {
 		number += fmt.Sprint(" of ", c.Count)
 	}
 	p.add("number", number)
+	if c.Epoch > 0 {
+		who := fmt.Sprintf("cluster %d", c.Owner)
+		if c.Owner == c.ID {
+			who = "this cluster"
+		}
+		p.add("stream made by", fmt.Sprintf("%s, epoch %d", who, c.Epoch))
+	}
 	if w := c.Watermark; w != nil {
 		p.add("watermark", units.Duration(max(r.now.Sub(w.At), 0))+" ago")
 		p.add("confirmed at home", w.LSN.String())

@@ -3,6 +3,7 @@ package wiring
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -38,7 +39,7 @@ type opener struct {
 
 // open opens NATS first: a session that has no NATS to begin with takes nothing from PostgreSQL.
 func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
-	conn, store, err := o.openJetStream(ctx, nil)
+	conn, err := o.openJetStream(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +48,10 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 			conn.Close()
 		}
 	}()
-	rec, _, err := store.Load(ctx)
+	if err := CheckShared(ctx, o.cfg, conn); err != nil {
+		return nil, err
+	}
+	rec, err := o.record(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
@@ -101,13 +105,13 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 		Observer:  observer,
 		Source:    &source{session, layout.Needed()},
 		JetStream: o.jetStream(conn, publishing, layout),
-		Store:     store,
+		Store:     SessionStore(o.cfg, conn),
 		Reopen: func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
-			conn, store, err := o.openJetStream(ctx, layout)
+			conn, err := o.openJetStream(ctx, layout)
 			if err != nil {
 				return nil, nil, err
 			}
-			return o.jetStream(conn, publishing, layout), store, nil
+			return o.jetStream(conn, publishing, layout), SessionStore(o.cfg, conn), nil
 		},
 		Writer:     writer,
 		Checkpoint: Checkpoint(o.cfg, layout),
@@ -117,10 +121,10 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 }
 
 // openJetStream opens the side of NATS; layout nil: what messages are made of is not known yet.
-func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn, *checkpoint.Store, error) {
+func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn, error) {
 	sc, err := o.sink(layout)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if o.batches == nil {
 		o.batches = sc.Batches
@@ -129,14 +133,31 @@ func (o *opener) openJetStream(ctx context.Context, layout *Layout) (*sink.Conn,
 	sc.DeadLettered = func(r sink.Reason) { o.deadLetters.WithLabelValues(string(r)).Inc() }
 	conn, err := Connect(ctx, o.cfg, sc)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	store := Store(o.cfg, conn)
-	if err := store.CheckAlone(ctx); err != nil {
+	if err := Store(o.cfg, conn).CheckAlone(ctx); err != nil {
 		conn.Close()
-		return nil, nil, err
+		return nil, err
 	}
-	return conn, store, nil
+	return conn, nil
+}
+
+// record reads what this cluster has recorded, which says how the table is read; nil: nothing yet.
+func (o *opener) record(ctx context.Context, conn *sink.Conn) (*checkpoint.Record, error) {
+	if !o.cfg.Cluster.Elsewhere() {
+		rec, _, err := HomeStore(o.cfg, conn).Load(ctx)
+		return rec, err
+	}
+	rec, _, err := Store(o.cfg, conn).Load(ctx)
+	if err == nil && (rec == nil || rec.Creating) {
+		err = &outbox.Fault{
+			Class: outbox.Fatal, Code: "not_initialised",
+			Message: fmt.Sprintf("cluster %d has no record of the home's rows for stream %s",
+				o.cfg.Cluster.ID, o.cfg.Stream),
+			Hint: "Run `outflow init`",
+		}
+	}
+	return rec, err
 }
 
 // sink is how messages are made and sent, as the last reload has it; layout nil: how they are sent.

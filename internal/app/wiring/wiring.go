@@ -104,6 +104,7 @@ func base(cfg config.Config, log *slog.Logger) (sink.Config, error) {
 	if cfg.Sink.DurableAfter == 0 { // who says so says that the server syncs each write
 		sc.Batches = new(sink.Batches)
 	}
+	sc.Fence = cfg.Cluster.Shared()
 	for _, h := range cfg.Headers {
 		sc.Headers = append(sc.Headers, sink.MappedHeader{Name: h.Name, Column: h.Column})
 	}
@@ -128,13 +129,16 @@ func Checkpoint(cfg config.Config, l *Layout) checkpoint.Config {
 	return checkpoint.Config{
 		Slot: cfg.Slot, Stream: cfg.Stream, Publication: cfg.Publication, Table: l.Mapping.Table,
 		Mapping:      l.Mapping,
-		DurableAfter: cfg.Sink.DurableAfter,
+		DurableAfter: cfg.Sink.DurableAfter, Cluster: sharedAs(cfg),
 	}
 }
 
-// Store is the store of the record on a connection.
+// Store is the store of the record on a connection, and of what this installation keeps beside it. Where
+// clusters share the stream that is what is this cluster's to work on: elsewhere what it keeps for itself, at
+// home the stream's record, unless another cluster is the owner.
 func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
-	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot})
+	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot,
+		Cluster: sharedAs(cfg), Standby: cfg.Cluster.Elsewhere(), Owned: true})
 }
 
 // Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function that it last
@@ -173,6 +177,9 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 		Open: o.open, Settings: cfg.Reorder.Settings(), Heartbeats: cfg.Reorder.Tick == config.TickWAL,
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill,
 		InForce: inForce, StopTimeout: cfg.StopTimeout, Registerer: metrics, Logger: log,
+	}
+	if cfg.Cluster.Shared() {
+		pc.MaximumDelay = cfg.Cluster.MaximumDelay
 	}
 	for _, d := range decorate {
 		d(&pc)

@@ -69,11 +69,18 @@ func (l *Conns) Settings() relay.Settings {
 
 // NewRecord returns a record without checkpoints for what was read.
 func (l *Conns) NewRecord(rd Readings) *checkpoint.Record {
-	return &checkpoint.Record{
+	rec := &checkpoint.Record{
 		Version: 1, Slot: l.cfg.Slot, Database: rd.Server.Database, SystemID: rd.Server.SystemID,
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: rd.Publication, Seen: rd.Server.WALEnd},
 		Mapping:     l.Layout.Mapping, Stream: l.cfg.Stream, Created: rd.Stream.Created,
 	}
+	if l.cfg.Cluster.Shared() { // the next epoch: whoever had the one before begins anew
+		rec.Owner, rec.Epoch = l.cfg.Cluster.ID, 1
+		if rd.Record != nil {
+			rec.Epoch = rd.Record.Epoch + 1
+		}
+	}
+	return rec
 }
 
 // Readings are what a start would read.

@@ -15,7 +15,8 @@ import (
 // remap changes the mapping, which is source and columns, in the record. Another mapping means another order,
 // so nothing published with the old one may ever be made again: everything written before must be published,
 // and only the newest checkpoint stays in the record. Another name of the same table changes no message: it
-// waits for nothing.
+// waits for nothing. That clusters share the stream from now on is taken up in the same way: nothing that was
+// recorded before may say what they could not know.
 func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	old := r.Record.Mapping
 	renamed := old
@@ -57,7 +58,8 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	}
 	rec := *r.Record
 	rec.Mapping = s.layout.Mapping
-	if renamed == rec.Mapping {
+	s.share(&rec)
+	if renamed == rec.Mapping && rec.Epoch == r.Record.Epoch {
 		return s.saveMapping(ctx, r, &rec, fmt.Sprintf("changed: table %s was %s", rec.Mapping.Table,
 			old.Table))
 	}
@@ -69,6 +71,9 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	if n := len(newest.Holds); n > 0 {
 		return s.notYet("gap mode holds back events of %d sequences, the oldest in the transaction at %v", n,
 			newest.Holds[0].Oldest.LSN)
+	}
+	if n := len(newest.PublishedAhead); n > 0 && s.unshared(r.Record) {
+		return s.notYet("%d events are published ahead of the newest checkpoint", n)
 	}
 	u, err := slotread.CountUnpublished(ctx, s.cfg, before.table, old, newest.Checkpoint, s.log)
 	if err != nil {
@@ -142,8 +147,9 @@ func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, 
 func (s *setup) notYet(format string, args ...any) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "not_published",
-		Message: "the mapping of source and columns cannot be changed yet: " + fmt.Sprintf(format, args...),
-		Hint: "Stop the writers and outflow, run `outflow drain` with the old mapping, then `outflow " +
+		Message: "the mapping of source and columns, and whether clusters share the stream, cannot be " +
+			"changed yet: " + fmt.Sprintf(format, args...),
+		Hint: "Stop the writers and outflow, run `outflow drain` with the old settings, then `outflow " +
 			"init` again",
 	}
 }

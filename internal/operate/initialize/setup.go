@@ -234,6 +234,9 @@ func (s *setup) makePublication(ctx context.Context) error {
 }
 
 func (s *setup) makeStream(ctx context.Context) error {
+	if s.cfg.Cluster.Elsewhere() {
+		return s.homeStream(ctx)
+	}
 	before, err := s.conn.State(ctx)
 	if err != nil {
 		return err
@@ -258,7 +261,7 @@ func (s *setup) makeStream(ctx context.Context) error {
 }
 
 func (s *setup) stream(ctx context.Context) (err error) {
-	if s.dry {
+	if s.dry || s.cfg.Cluster.Elsewhere() {
 		err = s.conn.CheckStream(ctx)
 	} else {
 		err = conns.EnsureStream(ctx, s.cfg, s.conn)
@@ -354,10 +357,11 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if !s.layout.Mapping.Keyed() {
 		settings = settings.Unkeyed()
 	}
-	due, read := start, outbox.LSN(0)
-	if s.layout.Mapping.Away() { // all that the slot brings of the home comes behind
-		due, read = 1, start
+	due, read, err := s.firstPlace(ctx, start)
+	if err != nil {
+		return err
 	}
+	s.share(&first)
 	first.Checkpoints = []checkpoint.StoredCheckpoint{{
 		Checkpoint: relay.Checkpoint{Due: due, Read: read, Seq: first.Base, Settings: settings,
 			Timeline: r.Server.History.At(start)},
@@ -382,6 +386,8 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 	}
 	switch {
 	case s.snapshot:
+	case r.Record == nil && r.Slot.Exists && s.cfg.Cluster.Elsewhere():
+		return s.checkpoint().SlotTaken(r.Slot)
 	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > r.Record.Uninstalled(r.Stream) &&
 		(r.Record == nil || !r.Record.LostFirstCheckpoint(r.Slot, r.Stream)):
 		return s.resolve(r) // the error says which gap it is
@@ -401,7 +407,8 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 
 // existing checks a set-up that is complete.
 func (s *setup) existing(ctx context.Context, r checkpoint.Readings) error {
-	if r.Record.Mapping != s.layout.Mapping && r.Record.Mapping.Shard == s.layout.Mapping.Shard {
+	if s.unshared(r.Record) && r.Record.Repairing == "" ||
+		r.Record.Mapping != s.layout.Mapping && r.Record.Mapping.Shard == s.layout.Mapping.Shard {
 		return s.remap(ctx, r)
 	}
 	if err := s.resolve(r); err != nil {
@@ -425,6 +432,9 @@ func (s *setup) read(ctx context.Context) (checkpoint.Readings, error) {
 		Stream: s.conn.State, Server: s.session.Server,
 	}
 	r, err := reader.Read(ctx)
+	if s.cfg.Cluster.Elsewhere() {
+		r.Stream = ofHome(r.Stream)
+	}
 	r.Publication = s.publication
 	return r, err
 }

@@ -174,7 +174,11 @@ func (s *start) read(ctx context.Context, cfg config.Config, log *slog.Logger) e
 		return err
 	}
 	defer c.Close()
-	r, err := c.Reader().Read(ctx)
+	reader := c.Reader()
+	if cfg.Cluster.Shared() { // also what another cluster makes
+		reader.Record = wiring.SessionStore(cfg, c.NATS).Load
+	}
+	r, err := reader.Read(ctx)
 	if err != nil {
 		return err
 	}
@@ -215,7 +219,7 @@ func (s *start) readStore(ctx context.Context, cfg config.Config, log *slog.Logg
 	}
 	defer conn.Close()
 	store := wiring.Store(cfg, conn)
-	s.record, _, _ = store.Load(ctx)
+	s.record, _, _ = wiring.HomeStore(cfg, conn).Load(ctx)
 	s.ended, _ = store.LastEnd(ctx)
 	s.gaps, _ = store.Gaps(ctx)
 }
@@ -254,6 +258,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 		newest := s.record.Checkpoints[len(s.record.Checkpoints)-1]
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
 		rep.Gaps = openGaps(s.gaps, newest.Holds)
+		rep.Cluster.Owns(s.record.Owner, s.record.Epoch)
 		rep.Cluster.Knows(newest.Said, newest.Tally, s.record.Kept(cfg.Sink.DurableAfter, now))
 		rep.LagBytes = outbox.Distance(newest.At(), max(newest.At(), read.Postgres.WALEnd))
 	}

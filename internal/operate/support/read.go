@@ -278,7 +278,7 @@ func (g *gathering) readNATS(ctx context.Context) {
 	}
 	store := wiring.Store(g.cfg, conn)
 	g.timed(ctx, func(ctx context.Context) {
-		record, revision, err := store.Load(ctx)
+		record, revision, err := wiring.SessionStore(g.cfg, conn).Load(ctx)
 		switch {
 		case err != nil:
 			g.add("nats/record.json", nil, true, late(ctx, err))

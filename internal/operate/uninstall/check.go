@@ -42,6 +42,9 @@ func (u *uninstall) ours() bool { return u.slot.Exists && u.foreign() == nil }
 // check looks for what nobody has read, and for what is not ours to remove.
 func (u *uninstall) check(ctx context.Context) error {
 	u.checkRecord()
+	if u.cfg.Cluster.Elsewhere() {
+		return u.checkElsewhere(ctx)
+	}
 	if u.ours() {
 		if err := u.checkSlot(ctx); err != nil {
 			return err
@@ -49,6 +52,31 @@ func (u *uninstall) check(ctx context.Context) error {
 	}
 	if u.o.Stream && u.stream.Exists {
 		return u.checkStream(ctx)
+	}
+	return nil
+}
+
+// checkElsewhere looks at what a cluster has that stands by for another one's stream. Nothing is published
+// from its slot that the home does not have, unless the stream is made from it now.
+func (u *uninstall) checkElsewhere(ctx context.Context) error {
+	if u.slot.Active {
+		u.refuse("slot_held", "Stop it first", "slot %s is held by %s, server process %d", u.cfg.Slot,
+			u.slot.Holder, u.slot.ActivePID)
+	}
+	if u.o.Stream {
+		u.refuse("cluster_owner", "Leave out --with-stream", "stream %s is the home's", u.cfg.Stream)
+	}
+	if u.o.Gone == GoneNATS {
+		return nil
+	}
+	home, _, err := wiring.HomeStore(u.cfg, u.conn).Load(ctx)
+	if err != nil && outbox.FaultOf(err) == nil {
+		return err
+	}
+	if home != nil && home.Owner == u.cfg.Cluster.ID {
+		u.refuse("cluster_owner", "Start the home's `outflow run`, which takes the stream back, or another "+
+			"cluster's, and run the command again", "this cluster makes stream %s, in epoch %d: what it has "+
+			"of the home's rows may be in no message yet", u.cfg.Stream, home.Epoch)
 	}
 	return nil
 }

@@ -202,6 +202,8 @@ func (u *uninstall) removeStream(context.Context) (Step, error) {
 	s := Step{Name: u.cfg.Stream, Action: None}
 	switch {
 	case !u.stream.Exists:
+	case u.cfg.Cluster.Elsewhere():
+		s.Action, s.Why = Keep, "it is the home's"
 	case u.o.Stream:
 		s.Action, s.Why = Remove, fmt.Sprintf("with %d messages", u.stream.Messages)
 		s.do = func(ctx context.Context) error { return u.deleteStream(ctx, u.cfg.Stream) }
@@ -225,12 +227,15 @@ func (u *uninstall) deleteStream(ctx context.Context, name string) error {
 
 // leaves reports whether a stream stays behind which init can go on.
 func (u *uninstall) leaves() bool {
-	return u.stream.LastSeq > 0 && !u.o.Stream && u.record != nil &&
+	return u.stream.LastSeq > 0 && !u.o.Stream && !u.cfg.Cluster.Elsewhere() && u.record != nil &&
 		(u.record.Created.Equal(u.stream.Created))
 }
 
 func (u *uninstall) removeRecord(context.Context) (Step, error) {
 	s := Step{Name: u.cfg.Slot, Action: None}
+	if u.cfg.Cluster.Elsewhere() {
+		s.Name, s.Why = fmt.Sprintf("of cluster %d beside it", u.cfg.Cluster.ID), "the home's stays"
+	}
 	switch {
 	case u.record == nil && u.corrupt == nil:
 	case u.leaves():
@@ -271,6 +276,10 @@ func (u *uninstall) bucket(ctx context.Context) (Step, error) {
 		return s, err
 	}
 	s.Action = Keep
+	if u.cfg.Cluster.Elsewhere() {
+		s.Why = "the home's record is in it"
+		return s, nil
+	}
 	switch shared := slices.ContainsFunc(u.others, func(o checkpoint.Other) bool {
 		return o.Stream == u.cfg.Stream
 	}); {
