@@ -27,8 +27,9 @@ type cluster struct {
 }
 
 // mesh makes n clusters, each of which replicates its outbox and its control table to each of the others, and
-// the links to the first one, by the cluster that they lead from.
-func mesh(t *testing.T, major, n int, natsURL string) (all []*cluster, links map[int]*faultproxy.Proxy) {
+// the links to the first one, by the cluster that they lead from. Settings are further ones of all.
+func mesh(t *testing.T, major, n int, natsURL string, settings ...string) (all []*cluster,
+	links map[int]*faultproxy.Proxy) {
 	t.Helper()
 	for i := range n {
 		c := &cluster{pg: pgtest.Own(t, major)}
@@ -39,6 +40,7 @@ func mesh(t *testing.T, major, n int, natsURL string) (all []*cluster, links map
 		name := fmt.Sprint("home", i+1)
 		c.o = harness.New(t, c.url, natsURL, name, clusterSettings(i, n)...)
 		c.o.UseStream(fmt.Sprint("HOME", i+1))
+		c.o.Set(settings...)
 		c.o.Init()
 		harness.Exec(t, c.conn, "CREATE PUBLICATION replicated FOR TABLE outbox, outflow_control")
 		all = append(all, c)

@@ -1,0 +1,199 @@
+package clusters
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/oracle"
+)
+
+// inSharedMode are the settings that switch the take-over on.
+var inSharedMode = []string{"CLUSTER_MODE=shared", "CLUSTER_MAXIMUM_DELAY=5s", "SINK_DURABLE_AFTER=0s"}
+
+// sharedHome are clusters in the shared mode, each of the others with an outflow for the first one's stream.
+type sharedHome struct {
+	*testing.T
+	natsURL string
+	all     []*cluster
+	home    *cluster
+	others  []*harness.Outflow
+	reader  *oracle.Reader
+}
+
+func newSharedHome(t *testing.T, major, n int) *sharedHome {
+	t.Helper()
+	s := &sharedHome{T: t, natsURL: natstest.Server(t, natsserver.Options{SyncAlways: true}).URL()}
+	s.all, _ = mesh(t, major, n, s.natsURL, inSharedMode...)
+	s.home = s.all[0]
+	harness.Must(t, oracle.CreateSlot(t.Context(), s.home.conn, "judge"))
+	s.reader = oracle.NewReader(oracle.Source{Slot: "judge", Control: "public.outflow_control"})
+	for at := 1; at < n; at++ {
+		s.others = append(s.others, s.elsewhere(at))
+	}
+	return s
+}
+
+// elsewhere is an outflow at a cluster for the stream of the first one.
+func (s *sharedHome) elsewhere(at int) *harness.Outflow {
+	s.Helper()
+	o := harness.New(s, s.all[at].url, s.natsURL, s.home.o.Slot, clusterSettings(at, len(s.all))...)
+	o.UseStream(s.home.o.Stream)
+	o.Set(inSharedMode...)
+	o.Set("CLUSTER_SUBSCRIPTION=from_1")
+	o.Init()
+	return o
+}
+
+// owner is the number of the cluster that makes the stream, as an outflow that runs knows.
+func owner(o *harness.Outflow) int {
+	n, _ := o.Series("outflow_cluster_owner")
+	return int(n)
+}
+
+// awaitOwner waits until one of the outflows is the owner by what it says, and returns which.
+func (s *sharedHome) awaitOwner(what string, of map[int]*harness.Outflow) (at int) {
+	s.Helper()
+	begun := time.Now()
+	harness.Eventually(s, what, func() error {
+		for n, o := range of {
+			if owner(o) == n {
+				at = n
+				return nil
+			}
+		}
+		return errors.New("nobody")
+	})
+	s.Logf("%s: cluster %d, after %v", what, at, time.Since(begun).Round(time.Millisecond))
+	return at
+}
+
+// awaitReplicated waits until all rows of the home that have come to the owner are published, while the home
+// is gone: or at least until something that has not come is known to have closed the newest message.
+func (s *sharedHome) awaitReplicated(at int) {
+	s.Helper()
+	js := harness.JetStream(s, s.natsURL)
+	conn := harness.Connect(s, s.all[at-1].url)
+	harness.Eventually(s, "what was replicated is published", func() error {
+		rows := harness.Value[int](s, conn, "SELECT count(*)::int FROM outbox")
+		come := harness.LSN(s, conn, "SELECT coalesce(pg_replication_origin_progress('pg_' || oid, false), "+
+			"'0/0')::text FROM pg_subscription WHERE subname = 'from_1' AND subdbid = (SELECT oid FROM "+
+			"pg_database WHERE datname = current_database())")
+		all := harness.Messages(s, js, s.home.o.Stream)
+		switch n := len(all); {
+		case n >= rows:
+			return nil
+		case n > 0 && uint64(all[n-1].Outflow.Thru) > uint64(come):
+			s.Logf("%d messages of %d rows: %v, which has not come, has closed the newest", n, rows,
+				all[n-1].Outflow.Thru)
+			return nil
+		default:
+			return fmt.Errorf("%d messages of %d rows", n, rows)
+		}
+	})
+}
+
+// mustBeTheHomes judges the stream by the home's WAL and the stream's cuts, when all is published.
+func (s *sharedHome) mustBeTheHomes() (cuts int) {
+	s.Helper()
+	js := harness.JetStream(s, s.natsURL)
+	var v oracle.Judgement
+	harness.Eventually(s, "all of the home's events", func() error {
+		conn, err := pgx.Connect(s.Context(), s.home.url)
+		if err != nil {
+			return err
+		}
+		defer conn.Close(s.Context()) //nolint:errcheck // what it was for is done
+		if err := s.reader.Read(s.Context(), conn); err != nil {
+			return err
+		}
+		truth := s.reader.Truth()
+		at, err := oracle.Cuts(s.Context(), js, s.home.o.Stream)
+		if err != nil {
+			return err
+		}
+		v, err = oracle.Judge(s.Context(), js, s.home.o.Stream, truth, oracle.Config{Slot: s.home.o.Slot,
+			Settings: oracle.Settings{Horizon: 50 * time.Millisecond, Sort: oracle.BySeqKey,
+				MaxEvents: 65536, MaxBytes: 64 << 20}, Cuts: at})
+		if err == nil && (v.Published-v.Cuts < v.Events || v.Held > 0) {
+			err = errors.New(v.String())
+		}
+		return err
+	})
+	s.Log(v.String())
+	if !v.OK() || v.Published != v.Events+v.Cuts {
+		s.Errorf("stream and WAL differ: %s", v.String())
+	}
+	return v.Cuts
+}
+
+// TestAnotherClusterTakesOverTheStream: whenever the home, or its outflow alone, is killed, another cluster
+// goes on with its stream; whoever has it is killed as well, and the home takes it back. In the end the
+// stream is what the rules make of the home's WAL and the cuts: nothing is missing, twice or out of order.
+func TestAnotherClusterTakesOverTheStream(t *testing.T) {
+	t.Parallel()
+	harness.SkipIfShort(t)
+	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", rand.Int()))
+	t.Logf("OUTFLOW_TEST_SEED=%d", seed)
+	for _, major := range awayMajors(t) {
+		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(seed, uint64(major)))
+			s := newSharedHome(t, major, 3)
+			s.home.o.Start()
+			s.awaitOwner("the home has the stream", map[int]*harness.Outflow{1: s.home.o})
+			others := map[int]*harness.Outflow{}
+			for i, o := range s.others {
+				o.Start()
+				o.AwaitState("standby")
+				others[i+2] = o
+			}
+			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(60, 4))
+			const perRound = 120
+			load := harness.StartLoad(t, s.home.url, harness.RecordedOps(t, rounds*perRound), 4, 60, seed)
+			for round := range rounds {
+				harness.Eventually(t, "the load goes on", func() error {
+					if n := load.Written.Load(); n < int64(round*perRound+perRound/2) {
+						return fmt.Errorf("%d written", n)
+					}
+					return nil
+				})
+				s.home.o.Kill()
+				server := (round+rnd.IntN(2))%2 == 0
+				if server {
+					harness.Must(t, s.home.pg.Kill())
+				}
+				by := s.awaitOwner("taken over", others)
+				if rnd.IntN(2) == 0 { // whoever has it comes back, or another one takes it
+					others[by].Kill()
+					time.Sleep(time.Duration(rnd.IntN(int(2 * time.Second))))
+					others[by].Start()
+					by = s.awaitOwner("after a kill of the owner", others)
+				}
+				if server {
+					s.awaitReplicated(by)
+					harness.Must(t, s.home.pg.Start(t.Context()))
+				}
+				s.home.o.Start()
+				s.awaitOwner("the home is back", map[int]*harness.Outflow{1: s.home.o})
+				for _, o := range s.others {
+					harness.Eventually(t, "the others stand by", func() error {
+						if n := owner(o); n != 1 {
+							return fmt.Errorf("cluster %d", n)
+						}
+						return nil
+					})
+				}
+			}
+			load.Wait(t)
+			cuts := s.mustBeTheHomes()
+			t.Logf("%d cuts", cuts)
+		})
+	}
+}
