@@ -85,6 +85,12 @@ type Record struct {
 	// from a checkpoint reads: the rows between are passed over.
 	Home *relay.HomeState `json:"home,omitempty"`
 
+	// Claimed is what is published for the home whose rows are read, where clusters share nothing, ascending,
+	// as far as a start from one of the checkpoints comes by it. All else of it is left out.
+	Claimed []relay.Claimed `json:"claimed,omitempty"`
+	// Reader is what was read of that home; nil: nothing yet. As of Home, rows up to its At are passed over.
+	Reader *relay.ReaderState `json:"reader,omitempty"`
+
 	home *Record // of which Elsewhere has made it; nil: it is as it is stored
 }
 
@@ -118,12 +124,15 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	c := *r
 	c.Creating = false
 	c.Checkpoints, c.Holes, c.Cuts = s.Checkpoints, s.Holes, cutsFrom(r.Cuts, s.Checkpoints)
-	c.Left = leftFrom(r.Left, s.Checkpoints)
+	c.Left, c.Claimed = leftFrom(r.Left, s.Checkpoints), claimedFrom(r.Claimed, s.Checkpoints)
 	if c.Epoch > 0 { // a server that was promoted may have gone back
 		c.Confirmed = min(max(r.Confirmed, s.Confirmed), s.Checkpoints[len(s.Checkpoints)-1].Published())
 	}
 	if s.Home != nil && r.Hello > 0 {
 		c.Home = s.Home
+	}
+	if s.Reader != nil {
+		c.Reader = s.Reader
 	}
 	c.Publication = PublicationSeen{published, max(c.Publication.Seen, seen)}
 	return &c
@@ -152,7 +161,7 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
-	case c.Epoch > 0, c.Hello > 0,
+	case c.Epoch > 0, c.Hello > 0, c.Reader != nil,
 		slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Said != relay.Said{} }):
 		c.Version = clustersVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return counts(p.Checkpoint) }):
@@ -285,7 +294,7 @@ func (r *Record) validate() error {
 			return fmt.Errorf("checkpoint %d: %w", i, err)
 		}
 	}
-	if err := errors.Join(r.validateOwner(), r.validateLeft()); err != nil {
+	if err := errors.Join(r.validateOwner(), r.validateLeft(), r.validateReader()); err != nil {
 		return err
 	}
 	for i, h := range r.Holes {

@@ -65,6 +65,8 @@ type Start struct {
 	Holes []Range
 	// the record says that others publish it
 	Left []relay.Left
+	// the record says that it is published for the home whose rows are read
+	Claimed []relay.Claimed
 	// checkpoints or holes are not what the record says: it is written before anything is sent
 	Rewrite bool
 	// what shows a loss, "" if nothing does: it counts only when a recheck agrees
@@ -348,6 +350,7 @@ func (v *resolver) tail() error {
 	s, st := &v.start, v.Stream
 	s.LastSeq, s.End, s.Confirmed, s.Accepted = st.LastSeq, st.LastSeq, v.Slot.Confirmed, v.Record.Base
 	s.Asked, s.Broker, s.SystemID, s.Left = v.Asked, st.Now, v.Record.homeID(), v.Record.Left
+	s.Claimed = v.Record.Claimed
 	var loss []string
 	if 0 < st.NewestSeq && st.NewestSeq < st.LastSeq {
 		// The broker lost its end without going back. Whatever is confirmed was durable, so it was removed by
