@@ -13,7 +13,7 @@ import (
 // read on another server, for a stream of this cluster alone, that is nothing from which somebody might have
 // to go on with the home's stream.
 func (s *session) confirm() {
-	if s.in.away != nil && !s.in.shared {
+	if s.in.away != nil && !s.in.shared && s.reader == nil {
 		s.tracker.Limit(s.in.away.home.LSN)
 	}
 	lsn := s.tracker.Confirmable(s.heard)
@@ -47,6 +47,9 @@ func (s *session) beginSave(now time.Time) checkpoint.Update {
 	update := s.tracker.BeginSave(now)
 	if s.island != nil {
 		update.Home = s.island.state()
+	}
+	if s.reader != nil {
+		update.Reader = s.reader.state()
 	}
 	return update
 }

@@ -33,6 +33,7 @@ type input struct {
 	result decoder.Result
 
 	island    *island    // nil: nobody publishes for this home
+	reader    *reader    // nil: this cluster publishes for no other home
 	away      *away      // where a home's rows are read on another server; nil: this one is the home
 	tally     *homeTally // nil: there is no control table
 	last      outbox.LSN // newest transaction read; of a home's, where it ended there
@@ -196,9 +197,7 @@ var ignoredWhy = map[decoder.Ignored]string{
 }
 
 func (in *input) commit(c *relay.Commit) error {
-	if in.island != nil {
-		in.island.take(&in.result)
-	}
+	in.takeRows()
 	if c.Kind == relay.Events && c.LSN > in.from {
 		in.received.add(c.LSN, in.lastData)
 	}
@@ -237,6 +236,16 @@ func (in *input) commit(c *relay.Commit) error {
 	}
 	in.last = max(in.last, c.LSN)
 	return in.buffer.Commit(*c)
+}
+
+// takeRows takes the cluster rows of the transaction that was decoded.
+func (in *input) takeRows() {
+	if in.island != nil {
+		in.island.take(&in.result)
+	}
+	if in.reader != nil {
+		in.reader.take(&in.result)
+	}
 }
 
 // settingsChanged takes note of new ordering settings. Whoever may write logical messages can change them as

@@ -21,20 +21,14 @@ var (
 )
 
 // island is a home for which other clusters publish when it is silent: what [claim.Home] asks of its driver.
-// It outlives sessions, and belongs to the loop.
 type island struct {
 	claim.Home
-	cfg   claim.Config
-	begun time.Time // claim's clock runs since then
-
-	known    bool       // Home is: a session has found out what was kept of it
-	read     outbox.LSN // the rows up to there were taken
-	timeline uint32     // that read lies on
+	rowsRead
+	known bool // Home is: a session has found out what was kept of it
 
 	// The others have had a sign of life since then: the newest row that is known to be committed was written
 	// later, or the start began later whose sign of life was read.
 	alive  time.Time
-	lost   bool // NATS is away, or was not read since
 	speaks bool // this process has compared the stream with the WAL: who can't publish says nothing
 }
 
@@ -42,7 +36,7 @@ func newIsland(cfg *claim.Config) *island {
 	if cfg == nil {
 		return nil
 	}
-	return &island{cfg: *cfg, begun: time.Now()}
+	return &island{rowsRead: rowsRead{cfg: *cfg, begun: time.Now()}}
 }
 
 // begin begins a session. It is a start for [claim.Home] unless the others have had a sign of life just now.
@@ -53,10 +47,7 @@ func (i *island) begin(r *checkpoint.Readings) {
 			i.Home, i.read, i.timeline = claim.HomeFrom(i.cfg, *kept), kept.At, kept.Timeline
 		}
 	}
-	if end, left, _ := r.Server.History.Left(i.timeline); left {
-		i.read = min(i.read, end) // this server has other rows behind it
-	}
-	i.timeline = r.Server.History.Timeline
+	i.on(&r.Server.History)
 	if !i.lively(r.Asked) {
 		i.Start(r.Server.WALEnd)
 		i.alive = r.Asked
@@ -110,15 +101,8 @@ func (s *session) publishedBefore(h *outbox.Header) bool {
 // leave records that a message, and what follows it of what others have claimed, is left to them. It waits
 // until the record has it.
 func (s *session) leave(ctx context.Context, h *outbox.Header) error {
-	for s.questions.busy {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case result := <-s.questions.done:
-			if err := s.questions.take(result); err != nil {
-				return err
-			}
-		}
+	if err := s.free(ctx); err != nil {
+		return err
 	}
 	state := s.island.state()
 	next, err := s.checkpointer.record.WithLeft(relay.LeftFrom(h, state.Claimed))
@@ -142,6 +126,9 @@ func (i *island) compared() {
 // say writes what the others have to know: one row after the other. It is called again and again.
 func (s *session) say(now time.Time) {
 	i := s.island
+	if s.reader != nil {
+		s.answer(now)
+	}
 	if i == nil || !i.speaks {
 		return
 	}
@@ -152,24 +139,9 @@ func (s *session) say(now time.Time) {
 	if s.heartbeats.worker.busy {
 		return
 	}
-	row := i.Next(now.Sub(i.begun))
-	if row.Kind == 0 {
-		return
+	if row := i.Next(i.clock(now)); row.Kind != 0 {
+		s.writeRow(row, now, func() { i.alive = now })
 	}
-	until := now.Add(i.cfg.Delay / 4)
-	s.heartbeats.worker.start(func(ctx context.Context) func() error {
-		ctx, cancel := context.WithDeadline(ctx, until)
-		defer cancel()
-		err := s.conns.Writer.ClusterRow(ctx, row, until)
-		return func() error {
-			if err == nil {
-				i.alive = now
-			} else { // it may be there all the same, or still be to come: what is not read is asked for again
-				s.log.Warn("writing a cluster row failed", append(reason(err), "row", row.Content())...)
-			}
-			return nil
-		}
-	})
 }
 
 // nameHello starts to take the number of a hello. It is in the record before the hello is said.

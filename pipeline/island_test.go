@@ -2,8 +2,12 @@ package pipeline
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -61,113 +65,87 @@ func (w *writer) ClusterRow(ctx context.Context, row relay.ClusterRow, until tim
 	return nil
 }
 
-// others are the readers of a cluster: one for the rows of each other home. They stand for processes that
-// keep what they have read, and publish what they are given.
-type others struct {
+// isleReader is the process of a cluster that reads the rows of another home: with a slot of its own at the
+// cluster's server, which stands for itself with the same WAL, and a stream of its own.
+type isleReader struct {
 	*harness
-	id      int
-	readers map[int]*otherReader // by home
-	run     bool                 // they do
-	nats    bool                 // theirs can be reached
-	begun   time.Time
+	at    *isle
+	home  int
+	pr    *process
+	write *process // whose writes go to the cluster's server
 }
 
-type otherReader struct {
-	claim.Reader
-	next      int // transaction of the WAL
-	busy      bool
-	commits   []outbox.LSN // of the home
-	published []outbox.LSN // of these, by this cluster
-	todo      []outbox.LSN
-	claims    int
+func newIsleReader(at *isle, seed uint64, home int) *isleReader {
+	cfg := awayDecoder()
+	cfg.Clusters, cfg.Origin = at.decoder.Clusters, clusterOrigin(home)
+	r := &isleReader{harness: newHarnessOf(at.t, seed, at.first, at.durable, cfg), at: at, home: home}
+	r.js.latency = at.js.latency
+	at.pg.slots = append(at.pg.slots, r.pg)
+	return r
 }
 
-func newOthers(w *harness, cfg claim.Config) *others {
-	o := &others{harness: w, id: cfg.Self, readers: map[int]*otherReader{}, nats: true, begun: time.Now()}
-	for h := 1; h <= cfg.Count; h++ {
-		if h != cfg.Self {
-			o.readers[h] = &otherReader{Reader: claim.NewReader(cfg, h)}
-		}
-	}
-	return o
+func (r *isleReader) start() {
+	r.write = &process{w: r.at.harness, pg: r.at.pg}
+	r.pr = r.run(options{islands: &r.at.cfg, open: func(c *Conns) { c.Writer = &writer{r.write} }})
 }
 
-// start starts the processes.
-func (o *others) start() {
-	o.run = true
-	for h := range len(o.readers) + 1 {
-		if r := o.readers[h+1]; r != nil {
-			r.Start(time.Since(o.begun))
-			r.busy = false
-		}
-	}
+func (r *isleReader) kill() {
+	r.at.with(func() { r.write.dead = true })
+	r.pr.kill()
 }
 
-// step reads what there is, publishes, and writes a row if one is to be written. The lock is held.
-func (o *others) step(delay time.Duration) {
-	now := time.Since(o.begun)
-	for h := 1; h <= len(o.readers)+1; h++ {
-		r := o.readers[h]
-		if r == nil || !o.run || time.Now().Before(o.pg.down) {
-			continue
-		}
-		for ; r.next < len(o.pg.wal); r.next++ {
-			o.read(h, r, o.pg.wal[r.next], now)
-		}
-		if o.nats {
-			r.published = append(r.published, r.todo...)
-			r.todo = nil
-			r.End(now)
-		}
-		if !r.busy {
-			o.write(r, r.Next(now), delay)
-		}
-	}
-}
-
-func (o *others) read(h int, r *otherReader, x *transaction, now time.Duration) {
-	if x.origin == clusterOrigin(h) && len(x.rows) > 0 {
-		r.Commit(x.home)
-		r.commits = append(r.commits, x.home)
-	}
-	for _, m := range x.logical {
-		if m.prefix != relay.ClusterPrefix {
-			continue
-		}
-		row, err := relay.ParseClusterRow(m.content)
-		if err != nil {
-			o.broken = err
-			return
-		}
-		given := r.Row(now, &row)
-		for _, lsn := range r.commits {
-			if given != (claim.Range{}) && lsn > given.From && lsn <= given.To {
-				r.todo = append(r.todo, lsn)
+// ranges are what the rule lets the cluster publish, by the rows in its WAL.
+func (r *isleReader) ranges() (all []relay.Claimed, err error) {
+	rule, d := claim.NewReader(r.at.cfg, r.home), decoder.New(r.decoder)
+	var result decoder.Result
+	described := false
+	for _, x := range r.pg.wal {
+		for _, m := range x.messages(!described, oidText, false) {
+			if err := d.Decode(m.Data, &result); err != nil {
+				return nil, err
+			}
+			if result.Kind != decoder.Commit {
+				continue
+			}
+			if result.Commit.Kind == relay.Events {
+				rule.Commit(result.Commit.LSN)
+			}
+			for i := range result.ClusterRows {
+				if own := rule.Row(0, &result.ClusterRows[i]); own != (claim.Range{}) {
+					all = append(all, relay.Claimed{From: own.From, To: own.To})
+				}
 			}
 		}
+		described = described || len(x.rows) > 0
 	}
+	return all, nil
 }
 
-func (o *others) write(r *otherReader, row relay.ClusterRow, delay time.Duration) {
-	if row.Kind == 0 {
-		return
+// check holds the reader's stream against the home's WAL and the ranges: each message of them once, in the
+// order of the windows that the home's WAL makes.
+func (r *isleReader) check() error {
+	ranges, err := r.ranges()
+	if err != nil {
+		return err
 	}
-	if row.Kind == relay.Claim {
-		r.claims++
+	var cuts []outbox.LSN
+	for _, c := range ranges {
+		cuts = append(cuts, c.To)
 	}
-	r.busy = true
-	until, late := time.Now().Add(delay/4), 300*time.Microsecond
-	if o.pg.rnd.Float64() < o.pg.rows.late {
-		late = time.Duration(o.pg.rnd.Int64N(int64(delay / 4)))
-	}
-	lost := o.pg.rnd.Float64() < o.pg.rows.lost
-	time.AfterFunc(late, func() {
-		o.with(func() {
-			r.busy = false
-			if !lost && !time.Now().Before(o.pg.down) && time.Now().Before(until) {
-				o.pg.rows.written = append(o.pg.rows.written, row)
-				o.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: row.Content()})
-			}
-		})
+	wal := slices.DeleteFunc(slices.Clone(r.pg.wal), func(x *transaction) bool {
+		return x.origin != clusterOrigin(r.home)
 	})
+	all, _, err := replayCut(wal, cuts, r.first, r.maxPublishedAhead, r.decoder)
+	if err != nil {
+		return err
+	}
+	want := slices.DeleteFunc(all, func(l line) bool {
+		return !slices.ContainsFunc(ranges, func(c relay.Claimed) bool { return c.Covers(l.header.Pos.LSN) })
+	})
+	got := r.stream()
+	if len(got) > len(want) || !slices.Equal(got, want[:len(got)]) {
+		return fmt.Errorf("cluster %d has %d messages of cluster %d, which are not the first of the %d that "+
+			"it has claimed", r.at.cfg.Self, len(got), r.home, len(want))
+	}
+	return errors.Join(r.broken, r.unexplained())
 }

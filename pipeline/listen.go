@@ -19,7 +19,7 @@ var errListened = fmt.Errorf("the session begins again from its checkpoint: %w",
 // publish, and while NATS is away, in which the others hear from it, and it from them.
 func (s *session) listens(err error) bool {
 	var failure *jetStreamFailure
-	return s.island != nil && s.conns.Reopen != nil &&
+	return s.clusters != nil && s.conns.Reopen != nil &&
 		(errors.Is(err, errWait) || errors.As(err, &failure))
 }
 
@@ -43,14 +43,15 @@ func (s *session) listen(ctx context.Context, cause error) error {
 		if err := s.rows(); err != nil {
 			return err
 		}
-		if !s.island.lost && s.island.May(0) != claim.Wait && !s.questions.busy {
+		waits := s.island != nil && s.island.May(0) == claim.Wait
+		if !s.clusters.lost && !waits && !s.questions.busy {
 			return errListened
 		}
 		now := time.Now()
 		s.p.health.turned(now)
 		s.say(now)
 		var lost <-chan struct{}
-		if s.island.lost {
+		if s.clusters.lost {
 			probe.begin(attempts, now)
 		} else {
 			lost = s.conns.JetStream.Lost()
@@ -98,7 +99,7 @@ func (s *session) rows() error {
 			return err
 		}
 		if s.in.result.Kind == decoder.Commit {
-			s.island.take(&s.in.result)
+			s.in.takeRows()
 		}
 	}
 	return nil
@@ -111,9 +112,10 @@ func (s *session) natsLost(cause error) error {
 	}
 	s.conns.JetStream.Close() // nothing that it still says counts
 	s.p.natsFailed(cause)
-	now := time.Now()
-	s.island.lost = true
-	s.island.Away(now.Sub(s.island.begun))
+	s.clusters.lost = true
+	if s.island != nil {
+		s.island.Away(s.island.clock(time.Now()))
+	}
 	return nil
 }
 

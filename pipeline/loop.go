@@ -131,6 +131,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if s.monitor.due(now) && !s.questions.busy {
 		s.askStates(now)
 	}
+	if s.reader != nil {
+		s.settled()
+	}
 	s.confirm()
 	s.offerWatermark(now)
 	return nil
@@ -142,7 +145,9 @@ func (s *session) whenIdle(now time.Time) {
 	// a checkpoint may lie between two inputs
 	between := held == 0 || s.in.away != nil && s.mayHold() || !s.in.atInputs()
 	if between && s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
-		if cp, ok := s.buffer.Marker(s.in.quiet()); ok {
+		cp, ok := s.buffer.Marker(s.in.quiet())
+		if ok && (s.reader == nil || s.reader.mayGoOnFrom(&cp)) {
+			s.waiting = nil
 			s.tracker.Keepalive(s.located(cp))
 		}
 	}

@@ -38,8 +38,8 @@ type Config struct {
 	// found, from the goroutine of Run, which waits for it and has closed the session's connections; nil: it
 	// is not called.
 	Failed func(f *outbox.Fault, since time.Time)
-	// Islands: other clusters, with which this one shares nothing, publish for it when it is silent; nil:
-	// nobody does.
+	// Islands: other clusters, with which this one shares nothing, publish for it when it is silent; where it
+	// reads another home's rows, it does so for that one. nil: nobody does.
 	Islands *claim.Config
 	// MaximumDelay is how long nothing has to be heard of whoever makes a stream that clusters share, before
 	// this one takes it over; 0: it takes nothing over.
@@ -79,6 +79,7 @@ type Pipeline struct {
 	unrecorded *outbox.Fault // was seen to happen, and the record does not say so yet
 
 	island *island // nil: there is no Config.Islands
+	reader *reader // nil: no session has read another home's rows for it
 
 	settledCut uint64 // the sequence of the newest cut that is known to be in a durable record
 	silent     uint64 // the revision of the record that the stream's owner has not renewed in time

@@ -28,6 +28,7 @@ type postgres struct {
 	grown   chan struct{} // closed when it grows
 	payload uint32        // type of the payload column
 	control bool          // rows of the control table stand for logical messages
+	slots   []*postgres   // the same server for further slots, each with a lock of its own
 
 	slot        relay.SlotState
 	active      *postgresConn
@@ -89,6 +90,9 @@ func (pg *postgres) log(x *transaction) *transaction {
 	x.start = pg.end + outbox.LSN(48+64*len(rows))
 	x.end = x.start + 48
 	pg.wal = append(pg.wal, x)
+	for _, slot := range pg.slots {
+		slot.w.with(func() { slot.wal = append(slot.wal, x) })
+	}
 	pg.grow(x.end)
 	pg.w.step("committed", uint64(x.end))
 	return x
@@ -99,6 +103,9 @@ func (pg *postgres) grow(end outbox.LSN) {
 	pg.end = end
 	close(pg.grown)
 	pg.grown = make(chan struct{})
+	for _, slot := range pg.slots {
+		slot.w.with(func() { slot.grow(end) })
+	}
 }
 
 // crash lets the slot go back to what was on disk, and ends all connections.
@@ -108,6 +115,9 @@ func (pg *postgres) crash() {
 	}
 	for _, u := range pg.w.postgresConns() {
 		u.cut(true)
+	}
+	for _, slot := range pg.slots {
+		slot.w.with(slot.crash)
 	}
 }
 

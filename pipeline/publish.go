@@ -61,6 +61,9 @@ func (s *session) work(ctx context.Context) error {
 		}
 		committed, err := s.in.read(ctx, m)
 		if err == nil && committed {
+			err = s.recordClaimed(ctx)
+		}
+		if err == nil && committed {
 			err = s.closeWindow()
 		}
 		if err != nil {
@@ -149,6 +152,9 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 // isLeft reports whether the record says that others publish the message. Then it is not in the stream, and
 // has no part in what is compared and counted.
 func (s *session) isLeft(h *outbox.Header) bool {
+	if s.reader != nil {
+		return !s.isClaimed(h)
+	}
 	return slices.ContainsFunc(s.left, func(l relay.Left) bool { return l.Covers(h) })
 }
 
@@ -182,7 +188,14 @@ func (s *session) windowDone() {
 	s.metrics.window(w)
 }
 
-func (s *session) checkpoint(cp relay.Checkpoint) { s.tracker.Window(s.located(cp)) }
+func (s *session) checkpoint(cp relay.Checkpoint) {
+	if s.reader != nil && !s.reader.mayGoOnFrom(&cp) {
+		s.await(cp)
+		return
+	}
+	s.waiting = nil
+	s.tracker.Window(s.located(cp))
+}
 
 // located says where in the WAL that is read a checkpoint lies.
 func (s *session) located(cp relay.Checkpoint) relay.Checkpoint {
@@ -227,6 +240,9 @@ func (s *session) whenVerified(ctx context.Context) error {
 	}
 	if s.island != nil {
 		s.island.compared()
+	}
+	if s.reader != nil {
+		s.reader.lost = false
 	}
 	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
 	s.log.Log(ctx, s.p.stateLevel(), "session proved: the stream ends where the WAL says", "last_seq",

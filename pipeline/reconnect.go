@@ -37,7 +37,7 @@ func ofJetStream(err error) error {
 func (s *session) outlives(err error) bool {
 	var failure *jetStreamFailure
 	return s.conns.Reopen != nil && s.verified && !s.tracker.MustSave() && errors.As(err, &failure) &&
-		s.island == nil
+		s.clusters == nil
 }
 
 // outage is what a session knows of failures of NATS that it outlived, or tries to.

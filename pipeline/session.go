@@ -32,6 +32,11 @@ type session struct {
 	left    []relay.Left // what the record says that others publish
 	island  *island      // nil: nobody publishes for this home
 
+	reader   *reader            // nil: this cluster publishes for no other home
+	claimed  []relay.Claimed    // what the record says that it publishes
+	waiting  []relay.Checkpoint // until what they cover is settled
+	clusters *rowsRead          // of island or reader; nil: there is neither
+
 	questions    *worker // one at a time: they share the connection to PostgreSQL and the record
 	checkpointer *checkpointer
 	monitor      monitor
@@ -70,7 +75,6 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
 		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom(), fence),
 		left:      start.Left,
-		island:    p.island,
 		tracker:   checkpoint.NewTracker(conns.Checkpoint, start, now),
 		questions: newWorker(),
 		checkpointer: &checkpointer{conns: conns, log: p.log, record: r.Record, revision: r.Revision,
@@ -88,13 +92,22 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
 		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Published(), due: cp.Due,
-		shared: start.Shared, cuts: start.Cuts, lastData: now, lastInput: now, island: p.island,
+		shared: start.Shared, cuts: start.Cuts, lastData: now, lastInput: now,
 	}
-	if s.island != nil {
+	away := conns.Decoder.Mapping.Away()
+	if away {
+		s.in.away, s.heartbeats.writer, s.heartbeats.enabled = newAway(cp), nil, false
+	}
+	switch {
+	case p.island == nil:
+	case away:
+		s.reader = p.readerFrom(&conns.Decoder, &r)
+		s.in.reader, s.clusters = s.reader, &s.reader.rowsRead
+		s.claimed, s.in.cuts = start.Claimed, openCuts(start.Claimed, &cp)
+	default:
+		s.island = p.island
+		s.in.island, s.clusters = s.island, &s.island.rowsRead
 		s.island.begin(&r)
-	}
-	if conns.Decoder.Mapping.Away() {
-		s.in.away = newAway(cp)
 	}
 	if conns.Decoder.Mapping.Control != "" {
 		s.in.tally = newTally(conns.Checkpoint, p.log, s.tracker.Newest())
@@ -120,6 +133,9 @@ func (s *session) close() {
 	s.p.health.sessionEnded()
 	s.questions.close()
 	s.heartbeats.worker.close()
+	if s.reader != nil {
+		s.reader.revision = s.checkpointer.revision
+	}
 	s.buffer.Discard()
 	s.in.release()
 }
@@ -127,7 +143,10 @@ func (s *session) close() {
 // run runs the loop until ctx is cancelled or something fails.
 func (s *session) run(ctx context.Context) error {
 	s.p.health.set(StateComparing, nil)
-	err := s.readTail(ctx)
+	err := s.recordClaimed(ctx)
+	if err == nil {
+		err = s.readTail(ctx)
+	}
 	if err == nil {
 		err = s.whenVerified(ctx)
 	}

@@ -1,0 +1,194 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/claim"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// errClaimed ends the session that has read a claim of this cluster and recorded it: the next one makes the
+// messages of the range.
+var errClaimed = fmt.Errorf("this cluster publishes for another one: %w", errAnew)
+
+// reader reads the rows of another home, and publishes for it what this cluster has claimed: what
+// [claim.Reader] asks of its driver.
+//
+// The session is one of any reader of another home's rows. It makes the windows of all that the home's WAL
+// has, and leaves out each message that is in no claimed range of the record. At the end of a range it closes
+// what is open, so the messages of a range come before those of the next one: the stream is a function of
+// the home's WAL and the ranges. A checkpoint that goes beyond what is settled would pass over messages that
+// may have to be claimed still. It waits until that is settled, and so does the slot.
+type reader struct {
+	claim.Reader
+	rowsRead
+	revision uint64          // of the newest record that this process has read or written
+	claimed  []relay.Claimed // by rows that were read, and not in that record
+
+	asked  time.Time  // the server was last asked for the end of its WAL
+	walEnd outbox.LSN // what it has answered; 0: nothing, or it is no news any more
+}
+
+// readerFrom returns the reader at the begin of a session. What a process knows outlives sessions, but for
+// what the broker has lost of the record.
+func (p *Pipeline) readerFrom(cfg *decoder.Config, r *checkpoint.Readings) *reader {
+	if p.reader == nil || r.Revision < p.reader.revision {
+		rd := &reader{rowsRead: rowsRead{cfg: *p.cfg.Islands, begun: time.Now()}}
+		home := cfg.Clusters[cfg.Origin]
+		rd.Reader = claim.NewReader(rd.cfg, home)
+		if kept := r.Record.Reader; kept != nil {
+			rd.Reader, rd.read, rd.timeline = claim.ReaderFrom(rd.cfg, home, *kept), kept.At, kept.Timeline
+		}
+		rd.Start(0)
+		p.reader = rd
+	}
+	p.reader.on(&r.Server.History)
+	p.reader.revision, p.reader.asked, p.reader.walEnd = r.Revision, time.Time{}, 0
+	return p.reader
+}
+
+// state is what a start from the record goes on from; nil: nothing that the record lacks, or not without what
+// was claimed.
+func (r *reader) state() *relay.ReaderState {
+	if r.read == 0 || len(r.claimed) > 0 {
+		return nil
+	}
+	return r.stateAt()
+}
+
+func (r *reader) stateAt() *relay.ReaderState {
+	s := r.State()
+	s.At, s.Timeline = r.read, r.timeline
+	return &s
+}
+
+// take takes a commit, once in a process.
+func (r *reader) take(result *decoder.Result) {
+	c := &result.Commit
+	if c.Read <= r.read {
+		return
+	}
+	if c.Kind == relay.Events {
+		r.Commit(c.LSN)
+	}
+	now := r.clock(time.Now())
+	for n := range result.ClusterRows {
+		if own := r.Row(now, &result.ClusterRows[n]); own != (claim.Range{}) {
+			r.claimed = append(r.claimed, relay.Claimed{From: own.From, To: own.To})
+		}
+	}
+	r.read = c.Read
+}
+
+// openCuts are the ends of the ranges at which a start from a checkpoint still has to close what is open.
+func openCuts(claimed []relay.Claimed, cp *relay.Checkpoint) (cuts []checkpoint.StoredCut) {
+	for _, c := range claimed {
+		if c.To > cp.Published() {
+			cuts = append(cuts, checkpoint.StoredCut{LSN: c.To})
+		}
+	}
+	return cuts
+}
+
+// recordClaimed records what this cluster has claimed, if there is anything new. Then, or after a failure, the
+// session ends.
+func (s *session) recordClaimed(ctx context.Context) error {
+	r := s.reader
+	if r == nil || len(r.claimed) == 0 {
+		return nil
+	}
+	if err := s.free(ctx); err != nil {
+		return err
+	}
+	next, err := s.checkpointer.record.WithClaimed(r.claimed, r.stateAt())
+	if err == nil {
+		err = s.checkpointer.save(ctx, next)
+	}
+	if err != nil {
+		return fmt.Errorf("record what was claimed of another home: %w", err)
+	}
+	r.claimed = nil
+	return errClaimed
+}
+
+// isClaimed reports whether the record says that this cluster publishes the message.
+func (s *session) isClaimed(h *outbox.Header) bool {
+	return slices.ContainsFunc(s.claimed, func(c relay.Claimed) bool { return c.Covers(h.Pos.LSN) })
+}
+
+// maxWaiting is how many checkpoints wait until what they cover is settled. Beyond that every second one is
+// dropped: a start reads more than it would have to.
+const maxWaiting = 256
+
+// mayGoOnFrom reports whether nothing that a checkpoint covers may still have to be claimed.
+func (r *reader) mayGoOnFrom(cp *relay.Checkpoint) bool {
+	to := cp.Due
+	if n := len(cp.PublishedAhead); n > 0 {
+		to = max(to, cp.PublishedAhead[n-1].LSN)
+	}
+	return r.Settled(to)
+}
+
+// await takes a checkpoint that has to wait.
+func (s *session) await(cp relay.Checkpoint) {
+	if len(s.waiting) == maxWaiting {
+		for i := range maxWaiting / 2 {
+			s.waiting[i] = s.waiting[2*i]
+		}
+		s.waiting = s.waiting[:maxWaiting/2]
+	}
+	s.waiting = append(s.waiting, cp)
+}
+
+// settled makes the newest one of them a checkpoint that has to wait no more. No message was made since it
+// was taken: what is claimed is settled, and ends a window.
+func (s *session) settled() {
+	for i := len(s.waiting) - 1; i >= 0; i-- {
+		if s.reader.mayGoOnFrom(&s.waiting[i]) {
+			s.tracker.Window(s.located(s.waiting[i]))
+			s.waiting = slices.Delete(s.waiting, 0, i+1)
+			return
+		}
+	}
+}
+
+// ends is how often a reader finds out, in the time of a slot, whether its WAL is read to its end.
+const ends = 32
+
+// answer writes what the others have to know of a home whose rows are read here: one row after the other. An
+// echo is written also while NATS is away, or the stream differs: the home waits for it.
+func (s *session) answer(now time.Time) {
+	r, asked := s.reader, now
+	claims := s.verified && !r.lost && len(s.claimed) < checkpoint.MaxClaimed/2
+	if claims && now.Sub(r.asked) >= r.cfg.Delay/ends && !s.questions.busy {
+		s.askEnd(now)
+	}
+	if s.heartbeats.worker.busy {
+		return
+	}
+	if claims && r.walEnd != 0 && s.in.end() >= r.walEnd {
+		asked, r.walEnd = r.asked, 0
+		r.End(r.clock(asked))
+	}
+	if row := r.Next(r.clock(asked)); row.Kind != 0 {
+		s.writeRow(row, asked, func() {})
+	}
+}
+
+// askEnd starts to ask for the end of the WAL.
+func (s *session) askEnd(now time.Time) {
+	s.reader.asked, s.reader.walEnd = now, 0
+	s.questions.start(func(ctx context.Context) func() error {
+		server, err := limited("server", s.conns.Source.Server)(ctx)
+		return func() error {
+			s.reader.walEnd = server.WALEnd
+			return err
+		}
+	})
+}
