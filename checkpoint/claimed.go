@@ -25,8 +25,8 @@ func (r *Record) WithClaimed(all []relay.Claimed, state *relay.ReaderState) (*Re
 		}
 	}
 	if n := len(c.Claimed); n > MaxClaimed {
-		return nil, fmt.Errorf("the checkpoint record of slot %s would list %d ranges that are published for "+
-			"another home, at most %d: they go with its checkpoints", r.Slot, n, MaxClaimed)
+		return nil, fmt.Errorf("the checkpoint record of slot %s would list %d ranges that are published "+
+			"for another home, at most %d: they go with its checkpoints", r.Slot, n, MaxClaimed)
 	}
 	return &c, nil
 }
@@ -65,7 +65,7 @@ func (r *Record) validateReader() error {
 		}
 	}
 	if slices.ContainsFunc(r.Checkpoints, func(p StoredCheckpoint) bool { return p.Settings.ByGap() }) {
-		return errors.New("another home's rows are claimed in gap mode, which remembers what is in the stream")
+		return errors.New("another home's rows are claimed in gap mode, which remembers its stream")
 	}
 	return nil
 }
