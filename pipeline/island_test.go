@@ -143,9 +143,12 @@ func (r *isleReader) check() error {
 		return !slices.ContainsFunc(ranges, func(c relay.Claimed) bool { return c.Covers(l.header.Pos.LSN) })
 	})
 	got := r.stream()
-	if len(got) > len(want) || !slices.Equal(got, want[:len(got)]) {
-		return fmt.Errorf("cluster %d has %d messages of cluster %d, which are not the first of the %d that "+
-			"it has claimed", r.at.cfg.Self, len(got), r.home, len(want))
+	for i, l := range got {
+		if i == len(want) || l != want[i] {
+			return fmt.Errorf("message %d of the %d that cluster %d has of cluster %d is not the one of %d "+
+				"that it has claimed in %+v:\n%s\n%v", i+1, len(got), r.at.cfg.Self, r.home, len(want), ranges, l,
+				want[min(i, len(want)):min(i+1, len(want))])
+		}
 	}
 	return errors.Join(r.broken, r.unexplained())
 }

@@ -146,7 +146,7 @@ func (s *session) whenIdle(now time.Time) {
 	between := held == 0 || s.in.away != nil && s.mayHold() || !s.in.atInputs()
 	if between && s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
 		cp, ok := s.buffer.Marker(s.in.quiet())
-		if ok && (s.reader == nil || s.reader.mayGoOnFrom(&cp)) {
+		if ok && (s.reader == nil || s.reader.Settled(cp.Due)) {
 			s.waiting = nil
 			s.tracker.Keepalive(s.located(cp))
 		}

@@ -183,14 +183,14 @@ func (s *session) windowDone() {
 	if w.Checkpoint.Due == 0 {
 		s.out.unmarked = true
 	} else {
-		s.checkpoint(w.Checkpoint)
+		s.checkpoint(w.Checkpoint, w.Thru)
 	}
 	s.metrics.window(w)
 }
 
-func (s *session) checkpoint(cp relay.Checkpoint) {
-	if s.reader != nil && !s.reader.mayGoOnFrom(&cp) {
-		s.await(cp)
+func (s *session) checkpoint(cp relay.Checkpoint, thru outbox.LSN) {
+	if s.reader != nil && !s.reader.Settled(thru) {
+		s.await(waiting{cp, thru})
 		return
 	}
 	s.waiting = nil
@@ -217,7 +217,7 @@ func (s *session) mark() {
 	}
 	s.out.unmarked = false
 	if cp, ok := s.buffer.Marker(s.in.reached()); ok {
-		s.checkpoint(cp)
+		s.checkpoint(cp, cp.Due)
 	}
 }
 

@@ -96,8 +96,8 @@ func openCuts(claimed []relay.Claimed, cp *relay.Checkpoint) (cuts []checkpoint.
 	return cuts
 }
 
-// recordClaimed records what this cluster has claimed, if there is anything new. Then, or after a failure, the
-// session ends.
+// recordClaimed records what this cluster has claimed, if there is anything new. Then, or after a failure,
+// the session ends.
 func (s *session) recordClaimed(ctx context.Context) error {
 	r := s.reader
 	if r == nil || len(r.claimed) == 0 {
@@ -126,17 +126,15 @@ func (s *session) isClaimed(h *outbox.Header) bool {
 // dropped: a start reads more than it would have to.
 const maxWaiting = 256
 
-// mayGoOnFrom reports whether nothing that a checkpoint covers may still have to be claimed.
-func (r *reader) mayGoOnFrom(cp *relay.Checkpoint) bool {
-	to := cp.Due
-	if n := len(cp.PublishedAhead); n > 0 {
-		to = max(to, cp.PublishedAhead[n-1].LSN)
-	}
-	return r.Settled(to)
+// waiting is a checkpoint that waits. The input that closed its window has to be settled as well: if the end
+// of a range came before it, that closed the window, and made another one of it.
+type waiting struct {
+	relay.Checkpoint
+	thru outbox.LSN
 }
 
 // await takes a checkpoint that has to wait.
-func (s *session) await(cp relay.Checkpoint) {
+func (s *session) await(cp waiting) {
 	if len(s.waiting) == maxWaiting {
 		for i := range maxWaiting / 2 {
 			s.waiting[i] = s.waiting[2*i]
@@ -150,8 +148,8 @@ func (s *session) await(cp relay.Checkpoint) {
 // was taken: what is claimed is settled, and ends a window.
 func (s *session) settled() {
 	for i := len(s.waiting) - 1; i >= 0; i-- {
-		if s.reader.mayGoOnFrom(&s.waiting[i]) {
-			s.tracker.Window(s.located(s.waiting[i]))
+		if s.reader.Settled(s.waiting[i].thru) {
+			s.tracker.Window(s.located(s.waiting[i].Checkpoint))
 			s.waiting = slices.Delete(s.waiting, 0, i+1)
 			return
 		}

@@ -31,8 +31,8 @@ func (r *rowsRead) on(h *relay.History) {
 	r.timeline = h.Timeline
 }
 
-// writeRow starts to write a row that was asked for at a time. done is called by the loop after it was written.
-// What failed may be there all the same, or still be to come: what is not read is asked for again.
+// writeRow starts to write a row that was asked for at a time. done is called by the loop after it was
+// written. What failed may be there all the same, or still be to come: what is not read is asked for again.
 func (s *session) writeRow(row relay.ClusterRow, asked time.Time, done func()) {
 	until := asked.Add(s.clusters.cfg.Delay / 4)
 	s.heartbeats.worker.start(func(ctx context.Context) func() error {

@@ -32,10 +32,10 @@ type session struct {
 	left    []relay.Left // what the record says that others publish
 	island  *island      // nil: nobody publishes for this home
 
-	reader   *reader            // nil: this cluster publishes for no other home
-	claimed  []relay.Claimed    // what the record says that it publishes
-	waiting  []relay.Checkpoint // until what they cover is settled
-	clusters *rowsRead          // of island or reader; nil: there is neither
+	reader   *reader         // nil: this cluster publishes for no other home
+	claimed  []relay.Claimed // what the record says that it publishes
+	waiting  []waiting       // until what they cover is settled
+	clusters *rowsRead       // of island or reader; nil: there is neither
 
 	questions    *worker // one at a time: they share the connection to PostgreSQL and the record
 	checkpointer *checkpointer
