@@ -146,8 +146,8 @@ func (r *isleReader) check() error {
 	for i, l := range got {
 		if i == len(want) || l != want[i] {
 			return fmt.Errorf("message %d of the %d that cluster %d has of cluster %d is not the one of %d "+
-				"that it has claimed in %+v:\n%s\n%v", i+1, len(got), r.at.cfg.Self, r.home, len(want), ranges, l,
-				want[min(i, len(want)):min(i+1, len(want))])
+				"that it has claimed in %+v:\n%s\n%v", i+1, len(got), r.at.cfg.Self, r.home, len(want),
+				ranges, l, want[min(i, len(want)):min(i+1, len(want))])
 		}
 	}
 	return errors.Join(r.broken, r.unexplained())
