@@ -90,7 +90,7 @@ var rules = []Check{
 		return nil
 	}},
 	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
-		"sink.durable_after"}, sharedMode},
+		"sink.durable_after", "reorder.tick"}, sharedMode},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+
@@ -167,6 +167,9 @@ func sharedMode(c Config) error {
 		return refuse("sink.durable_after", "what was read and then lost by NATS could come again in "+
 			"another order after a take-over",
 			"Let the NATS servers sync each write (sync_interval: always) and set sink.durable_after to 0s")
+	case c.Reorder.Tick == TickOff:
+		return refuse("reorder.tick", "an idle home that says nothing looks like one that is gone",
+			"Set reorder.tick to wal")
 	}
 	return nil
 }

@@ -95,6 +95,7 @@ func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
 		{Args{"cluster.control": ""}, "Set cluster.control"},
 		{Args{"cluster.maximum_delay": "4999ms"}, "Set at least 5s"},
 		{Args{"sink.durable_after": "1ms"}, "sync_interval: always"},
+		{Args{"reorder.tick": "off"}, "Set reorder.tick to wal"},
 		{Args{"shard": "0/2"}, "divided"},
 		{Args{"source": "both"}, "not replicated"},
 		{Args{"cluster.mode": "islands"}, "Give none or shared"},
