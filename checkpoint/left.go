@@ -13,12 +13,24 @@ import (
 // checkpoints that they are above.
 const maxLeft = 256
 
-// NextHello returns the record in which a home has taken the number of its next hello. Whoever has taken the
-// same one finds out when it saves the record.
-func (r *Record) NextHello() *Record {
+// NextHello returns the record in which a home has taken the number of its next hello, and what it has read of
+// the others by then: a number that follows each one taken and each one read. Whoever has taken the same one
+// finds out when it saves the record.
+func (r *Record) NextHello(read *relay.HomeState) (*Record, error) {
 	c := *r
+	if c.Home = read; read != nil {
+		c.Hello = max(c.Hello, read.Hello)
+	}
+	if c.Hello >= relay.MaxHello {
+		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "cluster_row",
+			Message: fmt.Sprintf("the newest hello of the home of slot %s has number %d, and none can follow "+
+				"it: a home comes nowhere near, so somebody else wrote it into control table %s", c.Slot,
+				c.Hello, c.Mapping.Control),
+			Hint: "Find out who may write there. The other clusters take no smaller number of this home: it " +
+				"can only go on as one that shares nothing with them"}
+	}
 	c.Hello++
-	return &c
+	return &c, nil
 }
 
 // WithLeft returns the record of a home that leaves more to others. It has to be stored before anything is
@@ -70,11 +82,13 @@ func (r *Record) validateLeft() error {
 	case r.Version < clustersVersion || r.Mapping.Control == "" || r.Mapping.Away() || r.Epoch != 0:
 		return fmt.Errorf("hello %d in version %d, with control table %q, subscription %q and epoch %d",
 			r.Hello, r.Version, r.Mapping.Control, r.Mapping.Subscription, r.Epoch)
+	case r.Hello > relay.MaxHello:
+		return fmt.Errorf("hello %d, at most %d", r.Hello, uint64(relay.MaxHello))
 	case len(r.Left) > maxLeft:
 		return fmt.Errorf("%d ranges left to others, at most %d", len(r.Left), maxLeft)
 	}
-	if h := r.Home; h != nil && (h.At == 0 || len(h.Echoes) > outbox.MaxCluster) {
-		return fmt.Errorf("%d echoes were read up to %v", len(h.Echoes), h.At)
+	if h := r.Home; h != nil && (h.At == 0 || len(h.Echoes) > outbox.MaxCluster || h.Hello > relay.MaxHello) {
+		return fmt.Errorf("hello %d and %d echoes were read up to %v", h.Hello, len(h.Echoes), h.At)
 	}
 	for i, l := range r.Left {
 		if l.N < 0 || l.To == 0 || i > 0 && (!r.Left[i-1].Before(l) || l.To <= r.Left[i-1].To) {

@@ -42,6 +42,10 @@ func TestARecordSaysWhatIsLeftToOthers(t *testing.T) {
 		"too many echoes": func(r *Record) {
 			r.Home = &relay.HomeState{At: 1, Echoes: make([]uint64, outbox.MaxCluster+1)}
 		},
+		"a hello above all": func(r *Record) { r.Hello = relay.MaxHello + 1 },
+		"one that was read": func(r *Record) {
+			r.Home = &relay.HomeState{At: 1, Hello: relay.MaxHello + 1}
+		},
 		"read without a hello": func(r *Record) {
 			r.Hello, r.Left, r.Home = 0, nil, &relay.HomeState{At: 1}
 		},
@@ -126,6 +130,24 @@ func TestWhatIsLeftOnlyGrows(t *testing.T) {
 	}
 }
 
+// TestAHelloFollowsWhatWasReadAndTaken: its number is above both, and where none is left it is refused.
+func TestAHelloFollowsWhatWasReadAndTaken(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ taken, read, want uint64 }{
+		{2, 1, 3}, {2, 7, 8}, {2, relay.MaxHello - 1, relay.MaxHello},
+	} {
+		r := leaving()
+		r.Hello = c.taken
+		read := &relay.HomeState{At: 1, Hello: c.read}
+		if got, err := r.NextHello(read); err != nil || got.Hello != c.want || got.Home != read ||
+			r.Hello != c.taken {
+			t.Errorf("behind %d and %d: %+v, %v", c.taken, c.read, got, err)
+		}
+	}
+	_, err := leaving().NextHello(&relay.HomeState{At: 1, Hello: relay.MaxHello})
+	refused(t, err, "cluster_row", outbox.Fatal, "", nil)
+}
+
 // An outflow that does not take part refuses the record, and two processes do not take one number.
 func TestAHelloIsTakenOnce(t *testing.T) {
 	t.Parallel()
@@ -136,8 +158,10 @@ func TestAHelloIsTakenOnce(t *testing.T) {
 	refused(t, err, "record_version", outbox.Fatal, "", nil)
 	own := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow", Cluster: 1})
 	r, rev := load(ctx, t, own)
-	_ = save(ctx, t, own, r.NextHello(), rev)
-	if _, err := own.Save(context.WithoutCancel(ctx), r.NextHello(), rev); err == nil || r.Hello != 2 {
+	next, err := r.NextHello(nil)
+	must.Succeed(t, err)
+	_ = save(ctx, t, own, next, rev)
+	if _, err := own.Save(context.WithoutCancel(ctx), next, rev); err == nil || r.Hello != 2 {
 		t.Errorf("taken twice: %v", err)
 	}
 	if r, _ = load(ctx, t, own); r.Hello != 3 {

@@ -146,10 +146,11 @@ func (s *session) say(now time.Time) {
 
 // nameHello starts to take the number of a hello. It is in the record before the hello is said.
 func (s *session) nameHello() {
-	next := s.checkpointer.record.NextHello()
-	next.Home = s.island.state()
+	next, err := s.checkpointer.record.NextHello(s.island.state())
 	s.questions.start(func(ctx context.Context) func() error {
-		err := s.checkpointer.save(ctx, next)
+		if err == nil {
+			err = s.checkpointer.save(ctx, next)
+		}
 		return func() error {
 			if err != nil {
 				return fmt.Errorf("record the number of a hello: %w", err)

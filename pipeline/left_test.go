@@ -114,7 +114,9 @@ func (w *harness) leave(rnd *rand.Rand) {
 		return
 	}
 	l.To = above[rnd.IntN(len(above))].end
-	rec, err := rec.NextHello().WithLeft(l)
+	rec, err := rec.NextHello(nil)
+	must.Succeed(w.t, err)
+	rec, err = rec.WithLeft(l)
 	must.Succeed(w.t, err)
 	doc, err := rec.Encode()
 	must.Succeed(w.t, err)

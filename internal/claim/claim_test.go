@@ -187,6 +187,58 @@ func TestWhatAHomeHasSaidIsNotLeft(t *testing.T) {
 	}
 }
 
+// TestAnEchoAnswersAHelloThatWasSaid: one of a hello that was not read before it is somebody else's, and
+// changes nothing.
+func TestAnEchoAnswersAHelloThatWasSaid(t *testing.T) {
+	t.Parallel()
+	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+	h.Start(0)
+	echo := relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: relay.MaxHello}
+	h.Row(&echo, 1, 0)
+	h.Row(&relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 1}, 2, 0)
+	h.Row(&echo, 3, 0)
+	if got := h.May(1); got != Wait {
+		t.Errorf("%v before the hello is answered", got)
+	}
+	h.Row(&relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 1, To: 20}, 4, 0)
+	echo.Hello = 1
+	h.Row(&echo, 5, 0)
+	if got := [...]Verdict{h.May(20), h.May(21)}; got != [...]Verdict{Leave, Publish} {
+		t.Errorf("%v up to the claim and behind it", got)
+	}
+	r := NewReader(Config{Self: 2, Count: 2, Delay: 100}, 1)
+	r.Row(0, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 5})
+	r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 6})
+	want := relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5}
+	if row := r.Next(1); row != want {
+		t.Errorf("asks for %v", row.Content())
+	}
+}
+
+// TestANumberThatComesLateIsNotTaken: a hello of a process before this one was read while it was taken, or
+// one that is greater.
+func TestANumberThatComesLateIsNotTaken(t *testing.T) {
+	t.Parallel()
+	sign := relay.ClusterRow{Kind: relay.Published, By: 1}
+	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+	h.Start(0)
+	h.Row(&sign, 1, 0)
+	h.Row(&relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 8}, 2, 0)
+	h.Number(9)
+	h.Row(&relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 8}, 3, 0)
+	if got := h.May(1); got != Publish {
+		t.Errorf("%v with an answer to hello 8, which has no number to come", got)
+	}
+	h.Start(3)
+	h.Row(&sign, 4, 100)
+	if h.Number(8); !h.Nameless() {
+		t.Error("a hello has the number of the one before")
+	}
+	if h.Number(9); h.Nameless() {
+		t.Error("a hello has no number")
+	}
+}
+
 // TestWhoStartsAgainSoonSaysNoHello: it goes on where it was as soon as a sign of life of its own is in the
 // WAL in time; with what the processes before it have left on its way as well.
 func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {

@@ -97,8 +97,13 @@ func (h *Home) greet() {
 // Nameless reports whether a hello is to be said that has no number yet.
 func (h *Home) Nameless() bool { return h.back && h.nameless }
 
-// Number gives it one.
-func (h *Home) Number(n uint64) { h.hello, h.nameless = max(n, h.hello+1), false }
+// Number gives it one. One that does not follow what was read meanwhile is not taken: another one is asked
+// for. Where a hello of a process before this one was read meanwhile, none is to be said any more.
+func (h *Home) Number(n uint64) {
+	if h.nameless && n > h.hello {
+		h.hello, h.nameless = n, false
+	}
+}
 
 // Away says that NATS can't be reached.
 func (h *Home) Away(now time.Duration) {
@@ -122,7 +127,7 @@ func (h *Home) Row(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	case r.By == h.cfg.Self && r.Home == 0:
 		h.own(r, lsn, committed)
 	case r.Home != h.cfg.Self:
-	case r.Kind == relay.Echo:
+	case r.Kind == relay.Echo && r.Hello <= h.hello: // an echo is behind its hello in this WAL
 		h.echoes[r.By] = max(h.echoes[r.By], r.Hello)
 		h.waits = h.waits && !(h.greeted && h.echoed())
 	case r.Kind == relay.Claim && !h.echoes.void(r):

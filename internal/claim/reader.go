@@ -67,7 +67,8 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 		r.asked = asked{}
 	}
 	switch {
-	case row.Kind == relay.Echo:
+	case row.Kind == relay.Echo && (row.By != r.cfg.Self || row.Hello <= r.hello):
+		// An own one is behind its hello in this WAL. Another cluster may have read a hello first.
 		r.echoes[row.By] = max(r.echoes[row.By], row.Hello)
 	case row.Kind == relay.Claim && !r.echoes.void(row):
 		// It acts here, where it is read, whenever it was decided: what was settled before is not in it.

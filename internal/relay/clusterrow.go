@@ -20,11 +20,16 @@ type ClusterRow struct {
 	// Hello is the number of a hello: in a hello its own, in an echo that of the hello that it answers, in a
 	// yield that of the writer's newest hello, in a claim that of the newest hello that the writer has read
 	// of Home. The first hello of a cluster has at least 1, each later one a greater number.
+	// None is above [MaxHello].
 	Hello uint64
 
 	From outbox.LSN // Claim: the commits of Home that end above it
 	To   outbox.LSN // Claim: and at or below it; Published: the writer's commits that end at or below it
 }
+
+// MaxHello is the greatest number of a hello. A home takes one for each return, so it comes nowhere near. A
+// greater one was made by somebody else, and would leave the home no number that follows it.
+const MaxHello = 1 << 48
 
 // ClusterRowKind is what a [ClusterRow] says.
 type ClusterRowKind uint8
@@ -102,7 +107,7 @@ func (r ClusterRow) sound() error {
 		return fmt.Errorf("by %d: want 1 to %d", r.By, outbox.MaxCluster)
 	case about && (r.Home < 1 || r.Home > outbox.MaxCluster || r.Home == r.By), !about && r.Home != 0:
 		return fmt.Errorf("home %d of a row by %d", r.Home, r.By)
-	case r.Kind == Published && r.Hello != 0, r.Kind != Published && r.Hello == 0:
+	case r.Kind == Published && r.Hello != 0, r.Kind != Published && r.Hello == 0, r.Hello > MaxHello:
 		return fmt.Errorf("hello %d", r.Hello)
 	case r.Kind == Claim && r.From >= r.To, r.Kind != Claim && r.From != 0,
 		r.Kind != Claim && r.Kind != Published && r.To != 0:

@@ -11,7 +11,7 @@ func TestAClusterRowIsReadAsItWasWritten(t *testing.T) {
 	for _, want := range []ClusterRow{
 		{Kind: Published, By: 1}, // nothing yet: a sign of life
 		{Kind: Published, By: 64, To: 0x1000},
-		{Kind: Hello, By: 1, Hello: 1 << 63},
+		{Kind: Hello, By: 1, Hello: MaxHello},
 		{Kind: Echo, By: 1, Home: 2, Hello: 3},
 		{Kind: Yield, By: 3, Hello: 1},
 		{Kind: Claim, By: 1, Home: 2, Hello: 3, To: 1},
@@ -36,6 +36,8 @@ func TestAClusterRowIsReadAsItWasWritten(t *testing.T) {
 		"home=":       "home=0",
 		"hello=3":     "hello=0",
 		" hello=3":    "",
+		"lo=3":        "lo=281474976710657", // MaxHello + 1
+		"llo=3":       "llo=18446744073709551615",
 		"from=0/100":  "from=0/1000",
 		"from=0/":     "from=0/0",
 		"to=0/1000":   "to=0/1000 ",
