@@ -18,7 +18,7 @@ const maxLeft = 256
 // finds out when it saves the record.
 func (r *Record) NextHello(read *relay.HomeState) (*Record, error) {
 	c := *r
-	if c.Home = read; read != nil {
+	if c.Heard = read; read != nil {
 		c.Hello = max(c.Hello, read.Hello)
 	}
 	if c.Hello >= relay.MaxHello {
@@ -75,7 +75,7 @@ func leftFrom(left []relay.Left, checkpoints []StoredCheckpoint) []relay.Left {
 // validateLeft looks at what only the record of a home has for which others publish.
 func (r *Record) validateLeft() error {
 	switch {
-	case r.Hello == 0 && (len(r.Left) > 0 || r.Home != nil):
+	case r.Hello == 0 && (len(r.Left) > 0 || r.Heard != nil):
 		return errors.New("something is left to others, or known of them, without a hello")
 	case r.Hello == 0:
 		return nil
@@ -87,7 +87,8 @@ func (r *Record) validateLeft() error {
 	case len(r.Left) > maxLeft:
 		return fmt.Errorf("%d ranges left to others, at most %d", len(r.Left), maxLeft)
 	}
-	if h := r.Home; h != nil && (h.At == 0 || len(h.Echoes) > outbox.MaxCluster || h.Hello > relay.MaxHello) {
+	if h := r.Heard; h != nil && (h.At == 0 || len(h.Echoes) > outbox.MaxCluster ||
+		h.Hello > relay.MaxHello) {
 		return fmt.Errorf("hello %d and %d echoes were read up to %v", h.Hello, len(h.Echoes), h.At)
 	}
 	for i, l := range r.Left {

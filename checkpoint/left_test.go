@@ -38,16 +38,16 @@ func TestARecordSaysWhatIsLeftToOthers(t *testing.T) {
 		"one message twice": func(r *Record) {
 			r.Left[0].Due, r.Left[0].N = r.Left[1].Due, r.Left[1].N
 		},
-		"nothing read": func(r *Record) { r.Home = new(relay.HomeState) },
+		"nothing read": func(r *Record) { r.Heard = new(relay.HomeState) },
 		"too many echoes": func(r *Record) {
-			r.Home = &relay.HomeState{At: 1, Echoes: make([]uint64, outbox.MaxCluster+1)}
+			r.Heard = &relay.HomeState{At: 1, Echoes: make([]uint64, outbox.MaxCluster+1)}
 		},
 		"a hello above all": func(r *Record) { r.Hello = relay.MaxHello + 1 },
 		"one that was read": func(r *Record) {
-			r.Home = &relay.HomeState{At: 1, Hello: relay.MaxHello + 1}
+			r.Heard = &relay.HomeState{At: 1, Hello: relay.MaxHello + 1}
 		},
 		"read without a hello": func(r *Record) {
-			r.Hello, r.Left, r.Home = 0, nil, &relay.HomeState{At: 1}
+			r.Hello, r.Left, r.Heard = 0, nil, &relay.HomeState{At: 1}
 		},
 		"up to less": func(r *Record) { r.Left[1].To = r.Left[0].To },
 		"before all": func(r *Record) { r.Left[0].N = -1 },
@@ -87,16 +87,16 @@ func TestARecordKeepsWhatAHomeHasRead(t *testing.T) {
 	t.Parallel()
 	home := &relay.HomeState{At: 0x2100, Timeline: 3, Hello: 2, Greeted: true, Waits: true, Yielded: true,
 		Told: true, Echoes: []uint64{0, 2}, Claimed: 0x900, Said: 0x800, Signed: time.Hour, Gap: true}
-	u := Update{Checkpoints: []StoredCheckpoint{at(0x2000, 9, 0)}, Home: home}
+	u := Update{Checkpoints: []StoredCheckpoint{at(0x2000, 9, 0)}, Heard: home}
 	doc, err := leaving().With(u, publication, 0x3000).Encode()
 	must.Succeed(t, err)
-	if got, err := Decode(doc); err != nil || !reflect.DeepEqual(got.Home, home) {
-		t.Errorf("%+v, %v", got.Home, err)
+	if got, err := Decode(doc); err != nil || !reflect.DeepEqual(got.Heard, home) {
+		t.Errorf("%+v, %v", got.Heard, err)
 	}
 	none := leaving()
 	none.Hello, none.Left = 0, nil
-	if got := none.With(u, publication, 0x3000); got.Home != nil {
-		t.Errorf("without a hello: %+v", got.Home)
+	if got := none.With(u, publication, 0x3000); got.Heard != nil {
+		t.Errorf("without a hello: %+v", got.Heard)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestAHelloFollowsWhatWasReadAndTaken(t *testing.T) {
 		r := leaving()
 		r.Hello = c.taken
 		read := &relay.HomeState{At: 1, Hello: c.read}
-		if got, err := r.NextHello(read); err != nil || got.Hello != c.want || got.Home != read ||
+		if got, err := r.NextHello(read); err != nil || got.Hello != c.want || got.Heard != read ||
 			r.Hello != c.taken {
 			t.Errorf("behind %d and %d: %+v, %v", c.taken, c.read, got, err)
 		}

@@ -81,9 +81,9 @@ type Record struct {
 	Hello uint64 `json:"hello,omitempty"`
 	// Left is what was left to others, ascending, as far as a start from one of the checkpoints comes by it.
 	Left []relay.Left `json:"left,omitempty"`
-	// Home is what the home has read of the others; nil: nothing yet. Its At is not before what any start
+	// Heard is what the home has read of the others; nil: nothing yet. Its At is not before what any start
 	// from a checkpoint reads: the rows between are passed over.
-	Home *relay.HomeState `json:"home,omitempty"`
+	Heard *relay.HomeState `json:"heard,omitempty"`
 
 	// Claimed is what is published for the home whose rows are read, where clusters share nothing, ascending,
 	// as far as a start from one of the checkpoints comes by it. All else of it is left out.
@@ -128,8 +128,8 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	if c.Epoch > 0 { // a server that was promoted may have gone back
 		c.Confirmed = min(max(r.Confirmed, s.Confirmed), s.Checkpoints[len(s.Checkpoints)-1].Published())
 	}
-	if s.Home != nil && r.Hello > 0 {
-		c.Home = s.Home
+	if s.Heard != nil && r.Hello > 0 {
+		c.Heard = s.Heard
 	}
 	if s.Reader != nil {
 		c.Reader = s.Reader

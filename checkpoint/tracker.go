@@ -65,12 +65,12 @@ const (
 )
 
 // Update is what is to be stored: the record's checkpoints and holes, and what it says to be confirmed. The
-// caller adds Home, where others publish for a home that is silent, or Reader, where it does so for one.
+// caller adds Heard, where others publish for a home that is silent, or Reader, where it does so for one.
 type Update struct {
 	Checkpoints []StoredCheckpoint
 	Holes       []Range
 	Confirmed   outbox.LSN // of a stream that clusters share; see [Record.Confirmed]
-	Home        *relay.HomeState
+	Heard       *relay.HomeState
 	Reader      *relay.ReaderState
 }
 

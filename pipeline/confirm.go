@@ -46,7 +46,7 @@ func (s *session) offerWatermark(now time.Time) {
 func (s *session) beginSave(now time.Time) checkpoint.Update {
 	update := s.tracker.BeginSave(now)
 	if s.island != nil {
-		update.Home = s.island.state()
+		update.Heard = s.island.state()
 	}
 	if s.reader != nil {
 		update.Reader = s.reader.state()

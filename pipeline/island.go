@@ -43,7 +43,7 @@ func newIsland(cfg *claim.Config) *island {
 func (i *island) begin(r *checkpoint.Readings) {
 	if !i.known {
 		i.known, i.Home = true, claim.NewHome(i.cfg)
-		if kept := r.Record.Home; kept != nil {
+		if kept := r.Record.Heard; kept != nil {
 			i.Home, i.read, i.timeline = claim.HomeFrom(i.cfg, *kept), kept.At, kept.Timeline
 		}
 	}
@@ -109,7 +109,7 @@ func (s *session) leave(ctx context.Context, h *outbox.Header) error {
 	if err != nil {
 		return err
 	}
-	next.Home = state
+	next.Heard = state
 	if err := s.checkpointer.save(ctx, next); err != nil {
 		return fmt.Errorf("record what is left to other clusters: %w", err)
 	}

@@ -163,7 +163,7 @@ func TestAHomeThatStartsAgainSoonSaysNoHello(t *testing.T) {
 			c.write(5)
 			c.published()
 			c.sleep(2 * time.Second)
-			if at := c.record().Home.At; c.record().Checkpoints[0].Due < c.said() {
+			if at := c.record().Heard.At; c.record().Checkpoints[0].Due < c.said() {
 				t.Errorf("the record reaches back to the hello, and has the rows up to %v", at)
 			}
 			pr.kill()
