@@ -5,6 +5,7 @@ import (
 	"context"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -166,5 +167,19 @@ func TestAHelloIsTakenOnce(t *testing.T) {
 	}
 	if r, _ = load(ctx, t, own); r.Hello != 3 {
 		t.Errorf("hello %d is taken", r.Hello)
+	}
+}
+
+// TestWhatBringsTheOthersRowsIsNamed: a home has no subscription of its own to name.
+func TestWhatBringsTheOthersRowsIsNamed(t *testing.T) {
+	t.Parallel()
+	r := leaving()
+	c := Config{Slot: "outflow", Publication: "outflow_pub", Table: "public.outbox", Mapping: r.Mapping}
+	now := r.Publication.PublicationIdentity
+	now.Subscription = "pg_16500,1,2 pg_16501,1,2"
+	err := c.CheckPublication(r.Publication, now, 0x3000)
+	f := outbox.FaultOf(err)
+	if f == nil || f.Code != CodePublication || !strings.HasPrefix(f.Message, "one of the subscriptions ") {
+		t.Errorf("%v", err)
 	}
 }

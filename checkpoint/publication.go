@@ -36,9 +36,13 @@ func (c Config) CheckPublication(known PublicationSeen, now relay.PublicationIde
 			"record knows: it was changed, or dropped and made again",
 			c.Publication, c.Table)
 	case old.Subscription != now.Subscription:
-		what = fmt.Sprintf("subscription %s, or what it says of table %s or of %s, is not what the "+
+		which := "subscription " + c.Mapping.Subscription
+		if !c.Mapping.Away() {
+			which = "one of the subscriptions that bring what the other clusters say"
+		}
+		what = fmt.Sprintf("%s, or what it says of table %s or of %s, is not what the "+
 			"checkpoint record knows: it was made again, or the table was taken out of it and put back",
-			c.Mapping.Subscription, c.Table, c.Mapping.Control)
+			which, c.Table, c.Mapping.Control)
 	case old.TableOID != 0 && old.Path != now.Path:
 		what = fmt.Sprintf("table %s was taken out of what publication %s publishes, and put back: out of "+
 			"its schema, or from under its parent",

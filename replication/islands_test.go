@@ -216,6 +216,12 @@ func TestEachClusterNeedsASubscriptionOfItsOwn(t *testing.T) {
 			}
 		}
 		d.cfg.Clusters, d.cfg.Subscription = right, ""
+		d.cfg.Shard, d.cfg.ShardBy = relay.Shard{Index: 0, Of: 2}, "doc_id"
+		_, err := d.open().Cluster(within(t))
+		if f := wantFault(t, err, outbox.Fatal, "subscription"); !strings.Contains(f.Message, "shard 0/2") {
+			t.Errorf("%v does not say which shard", f)
+		}
+		d.cfg.Shard, d.cfg.ShardBy = relay.Shard{}, ""
 		s := d.open()
 		identity := func() relay.PublicationIdentity {
 			t.Helper()

@@ -60,6 +60,11 @@ func ReadCluster(ctx context.Context, q Querier, version int, cfg Config) (c Clu
 
 // readClusters reads the subscriptions of Config.Clusters, in the order of the clusters' numbers.
 func readClusters(ctx context.Context, q Querier, version int, cfg Config) (all []subscription, err error) {
+	if !cfg.Shard.Whole() {
+		return nil, postgres.Fatal(nil, "subscription", "Publish the table whole where clusters publish for "+
+			"one another", "shard %v can't agree with other clusters on who publishes what: what they say "+
+			"names an outbox, and no slot of it", cfg.Shard)
+	}
 	of := map[string]int{}
 	for _, n := range slices.Sorted(maps.Keys(cfg.Clusters)) {
 		name := cfg.Clusters[n]
