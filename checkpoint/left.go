@@ -13,9 +13,9 @@ import (
 // checkpoints that they are above.
 const maxLeft = 256
 
-// NextHello returns the record in which a home has taken the number of its next hello, and what it has read of
-// the others by then: a number that follows each one taken and each one read. Whoever has taken the same one
-// finds out when it saves the record.
+// NextHello returns the record in which a home has taken the number of its next hello, and what it has read
+// of the others by then: a number that follows each one taken and each one read. Whoever has taken the same
+// one finds out when it saves the record.
 func (r *Record) NextHello(read *relay.HomeState) (*Record, error) {
 	c := *r
 	if c.Heard = read; read != nil {
@@ -23,11 +23,11 @@ func (r *Record) NextHello(read *relay.HomeState) (*Record, error) {
 	}
 	if c.Hello >= relay.MaxHello {
 		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "cluster_row",
-			Message: fmt.Sprintf("the newest hello of the home of slot %s has number %d, and none can follow "+
-				"it: a home comes nowhere near, so somebody else wrote it into control table %s", c.Slot,
-				c.Hello, c.Mapping.Control),
-			Hint: "Find out who may write there. The other clusters take no smaller number of this home: it " +
-				"can only go on as one that shares nothing with them"}
+			Message: fmt.Sprintf("the newest hello of the home of slot %s has number %d, and none can "+
+				"follow it: a home comes nowhere near, so somebody else wrote it into control table %s",
+				c.Slot, c.Hello, c.Mapping.Control),
+			Hint: "Find out who may write there. The other clusters take no smaller number of this home: " +
+				"it can only go on as one that shares nothing with them"}
 	}
 	c.Hello++
 	return &c, nil
