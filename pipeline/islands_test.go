@@ -180,8 +180,9 @@ func (c *isle) covered(of int) (to outbox.LSN) {
 func (w *islands) fails(c *isle) {
 	f := failure{at: time.Now(), said: ^outbox.LSN(0), anywhere: c.lossy}
 	c.with(func() { f.end = c.pg.end })
-	for _, l := range c.links {
-		l.to.with(func() { f.said = min(f.said, l.to.covered(c.cfg.Self)) })
+	for i := range c.links {
+		to := c.links[i].to
+		to.with(func() { f.said = min(f.said, to.covered(c.cfg.Self)) })
 	}
 	c.failed = append(c.failed, f)
 }

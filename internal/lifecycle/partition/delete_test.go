@@ -293,8 +293,8 @@ func TestRowsAreDeletedWhenTheArchiveHasEachOfThem(t *testing.T) {
 		!strings.Contains(f.Message, "no message of the archive") {
 		t.Error(f)
 	}
-	if got := w.reads[reads:]; w.rows() != "3" || len(got) != 3 || got[0].Until.IsZero() || got[1].Since.IsZero() ||
-		got[2] != (Period{}) {
+	if got := w.reads[reads:]; w.rows() != "3" || len(got) != 3 || got[0].Until.IsZero() ||
+		got[1].Since.IsZero() || got[2] != (Period{}) {
 		t.Errorf("%s rows are left; read %v", w.rows(), got)
 	}
 	w.o.AcceptUnpublished = 3

@@ -17,8 +17,8 @@ import (
 const margin = time.Hour
 
 // periods are the times from which messages of rows are read that were written in one, one after the other
-// while rows are missing: what lies near to it, what has come since, and all. Usually the first is enough, and
-// the others may be months.
+// while rows are missing: what lies near to it, what has come since, and all. Usually the first is enough,
+// and the others may be months.
 func periods(of Period) []Period {
 	all := []Period{{}}
 	if of.Since.IsZero() {

@@ -39,7 +39,8 @@ func TestRowsThatWereNeverPublishedStay(t *testing.T) {
 	if w.exists(0) || w.exists(1) {
 		t.Error("the others did not go")
 	}
-	if len(w.reads) != 3 || w.reads[0].Until.IsZero() || w.reads[1].Since.IsZero() || w.reads[2] != (Period{}) {
+	if len(w.reads) != 3 || w.reads[0].Until.IsZero() || w.reads[1].Since.IsZero() ||
+		w.reads[2] != (Period{}) {
 		t.Errorf("before rows are said to be missing the whole stream is read: %v", w.reads)
 	}
 	w.o.AcceptUnpublished = 12

@@ -57,8 +57,8 @@ func (c *command) reach(ctx context.Context, rd backfill.Readings) (r partition.
 	return r
 }
 
-// archived reads the ids of the archive's events, from the segments with messages that were stored within that
-// time. Each is checked whole before it counts.
+// archived reads the ids of the archive's events, from the segments with messages that were stored within a
+// period. Each is checked whole before it counts.
 func (c *command) archived(ctx context.Context, made time.Time, in partition.Period,
 	add func(id [16]byte) error) error {
 	if err := c.refresh(ctx, made); err != nil {
