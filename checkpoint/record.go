@@ -88,7 +88,7 @@ type Record struct {
 	// Claimed is what is published for the home whose rows are read, where clusters share nothing, ascending,
 	// as far as a start from one of the checkpoints comes by it. All else of it is left out.
 	Claimed []relay.Claimed `json:"claimed,omitempty"`
-	// Reader is what was read of that home; nil: nothing yet. As of Home, rows up to its At are passed over.
+	// Reader is what was read of that home; nil: nothing yet. As of Heard, rows up to its At are passed over.
 	Reader *relay.ReaderState `json:"reader,omitempty"`
 
 	home *Record // of which Elsewhere has made it; nil: it is as it is stored

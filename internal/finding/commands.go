@@ -149,6 +149,12 @@ var commands = []Finding{
 		Hint:  onlyMissing,
 		Runbook: "Retention, or somebody, removed them: [what a repair " +
 			"does](operations.md#what-a-repair-does)."},
+	{Code: "rows_replicated", Severity: Error, Classes: fatal,
+		Title: "Rows of other servers are in the table, and nothing says which",
+		Hint: "They are in the streams of the servers that they were written to, and would be published " +
+			"here as well. Give `outflow repair` a condition with --where that only rows hold to that were " +
+			"written here.",
+		Runbook: "[Several active databases](clusters.md)."},
 	{Code: "snapshot_ids", Severity: Error, Classes: fatal,
 		Title: "A snapshot needs an id that tells rows apart",
 		Hint: "Set columns.id to a column that is unique and never NULL, or give each row an id of its " +

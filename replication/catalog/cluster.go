@@ -283,6 +283,19 @@ func subscriptions(ctx context.Context, q Querier, version int, cfg Config) ([]s
 	return []subscription{s}, err
 }
 
+// BroughtBy returns the names of the subscriptions that bring rows of other servers into a table, or into its
+// partitions.
+func BroughtBy(ctx context.Context, q Querier, table uint32) (names []string, err error) {
+	err = q.QueryRow(ctx, `SELECT coalesce(array_agg(s.subname::text ORDER BY s.subname), '{}')
+		FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid AND d.datname = current_database()
+		WHERE EXISTS (SELECT FROM pg_subscription_rel r WHERE r.srsubid = s.oid AND (r.srrelid = $1
+			OR r.srrelid IN (SELECT relid FROM pg_partition_tree($1))))`, table).Scan(&names)
+	if err != nil {
+		return nil, fmt.Errorf("read which subscriptions bring rows of the table: %w", err)
+	}
+	return names, nil
+}
+
 // Received is a position of the home up to where Config.Subscription has brought everything, or more: what
 // was applied here before the call lies at or below it. ok is false while the subscription has received
 // nothing since it was started.

@@ -99,6 +99,16 @@ func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
 	return nil
 }
 
+// checkOrigin refuses a table in which other servers' rows are: they are in no message of this stream, and
+// would be missing.
+func (r *repair) checkOrigin(ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot) error {
+	if !l.Layout.Mapping.OwnOnly || r.o.Where != "" {
+		return nil
+	}
+	return backfill.CheckOrigin(ctx, snap, "Give --where a condition that only rows hold to that were "+
+		"written here, for example of a column with the cluster's number")
+}
+
 // chooseMode chooses the mode for the fault.
 func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	slot, cause := f.Slot, f.cause()
@@ -297,6 +307,12 @@ func (r *repair) compare(ctx context.Context, l *backfill.Conns, f *finding, p *
 		return err
 	}
 	p.close()
+	if snap != nil {
+		if err := r.checkOrigin(ctx, l, snap); err != nil {
+			snap.Close()
+			return err
+		}
+	}
 	if p.scan, err = r.newScan(l, f, snap); err != nil {
 		return err
 	}

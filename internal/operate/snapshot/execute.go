@@ -267,6 +267,12 @@ func (s *snapshot) window(
 			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not "+
 				"tell which rows are published", s.rep.Table, none, id, double)
 	}
+	if l.Layout.Mapping.OwnOnly {
+		if err := backfill.CheckOrigin(ctx, snap, "Publish what was written here without a snapshot, by "+
+			"`outflow init`, or take it before other servers' rows come"); err != nil {
+			return nil, err
+		}
+	}
 	q := tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: id, SkipKnown: true, Sorted: true}
 	progress.Step(ctx, "counting the rows of table %s", s.rep.Table)
 	of, err := snap.Count(ctx, q)

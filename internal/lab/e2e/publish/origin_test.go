@@ -248,6 +248,20 @@ func TestServersThatReplicateToEachOtherPublishTheirOwnRows(t *testing.T) {
 				if len(seen) != each+1 {
 					t.Errorf("side %d published %d rows, want %d", i, len(seen), each+1)
 				}
+				whole := harness.New(t, s.url, natstest.Server(t).URL(), fmt.Sprint("whole", i),
+					fmt.Sprint("CLUSTER_ID=", i+1), "CLUSTER_COUNT=2")
+				whole.MustFail(3, []string{"init", "--snapshot"}, "rows_replicated", "replicated")
+				// What is missing here are rows that were written here: a repair has to be told.
+				harness.Exec(t, s.conn, "INSERT INTO outbox VALUES ($1, 'last', 'ann', 1, '{}', $2)",
+					fmt.Sprintf("%d-missing", i), i)
+				harness.Exec(t, s.conn, "SELECT pg_drop_replication_slot($1)", s.o.Slot)
+				s.o.MustFail(3, []string{"repair", "--accept", "slot_missing"}, "rows_replicated",
+					"replicated", "--where")
+				s.o.MustRun("repair", "--accept", "slot_missing", "--where", fmt.Sprint("cluster = ", i))
+				repaired := ids(harness.Messages(t, harness.JetStream(t, natsOf(s.o)), s.o.Stream))
+				if len(repaired) != each+2 || repaired[each+1] != fmt.Sprintf("%d-missing", i) {
+					t.Errorf("side %d has %d messages, the last ones %v", i, len(repaired), repaired[each:])
+				}
 			}
 		})
 	}
