@@ -68,6 +68,7 @@ func (s *session) save(now time.Time) {
 				return fmt.Errorf("checkpoint record: %w", err)
 			}
 			s.heard = asked
+			s.claimed = s.checkpointer.record.Claimed
 			s.tracker.Saved(time.Now())
 			return nil
 		}

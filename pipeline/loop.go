@@ -125,7 +125,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if idle && s.out.window == nil && s.in.batch == nil {
 		s.whenIdle(now)
 	}
-	if in, ok := s.tracker.SaveIn(now); (ok && in == 0 || s.mustRenew(now)) && !s.questions.busy {
+	in, ok := s.tracker.SaveIn(now)
+	again := s.mustRenew(now) || s.full() && now.Sub(s.saved) >= s.tracker.SaveInterval()
+	if (ok && in == 0 || again) && !s.questions.busy {
 		s.save(now)
 	}
 	if s.monitor.due(now) && !s.questions.busy {

@@ -122,6 +122,10 @@ func (s *session) isClaimed(h *outbox.Header) bool {
 	return slices.ContainsFunc(s.claimed, func(c relay.Claimed) bool { return c.Covers(h.Pos.LSN) })
 }
 
+// full reports whether the record lists so many ranges that nothing is claimed until some of them go. They go
+// with their checkpoints when it is saved, also where there is nothing else to save.
+func (s *session) full() bool { return s.reader != nil && len(s.claimed) >= checkpoint.MaxClaimed/2 }
+
 // maxWaiting is how many checkpoints wait until what they cover is settled. Beyond that every second one is
 // dropped: a start reads more than it would have to.
 const maxWaiting = 256
@@ -163,7 +167,7 @@ const ends = 32
 // echo is written also while NATS is away, or the stream differs: the home waits for it.
 func (s *session) answer(now time.Time) {
 	r, asked := s.reader, now
-	claims := s.verified && !r.lost && len(s.claimed) < checkpoint.MaxClaimed/2
+	claims := s.verified && !r.lost && !s.full()
 	if claims && now.Sub(r.asked) >= r.cfg.Delay/ends && !s.questions.busy {
 		s.askEnd(now)
 	}

@@ -1,0 +1,337 @@
+package pipeline
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// oneReader runs a test of cluster 1 of several, which reads the rows of cluster 2. What the others commit is
+// up to the test.
+func oneReader(t *testing.T, count int, horizon time.Duration, f func(t *testing.T, r *isleReader)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		first := relay.Settings{Horizon: horizon, Sort: outbox.BySeqKey, MaxEvents: 10, MaxBytes: 1 << 20}
+		cfg := awayDecoder()
+		cfg.Clusters, cfg.Origin = map[string]int{"": 1}, clusterOrigin(2)
+		for id := 2; id <= count; id++ {
+			cfg.Clusters[clusterOrigin(id)] = id
+		}
+		w := newHarnessOf(t, 1, first, time.Second, cfg)
+		r := &isleReader{harness: w, at: &isle{harness: w, cfg: islandsConfig}, home: 2}
+		r.at.cfg.Self, r.at.cfg.Count = 1, count
+		w.held = true
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f(t, r)
+		for _, pr := range w.procs {
+			if !pr.over() {
+				pr.kill()
+			}
+		}
+		w.sleep(time.Minute) // what is still on its way arrives
+		if err := r.check(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// homeAt is where what lies at an LSN here was committed by the home.
+func homeAt(lsn outbox.LSN) outbox.LSN { return lsn + 1<<32 }
+
+// comes lets a transaction of another cluster come, and returns where that has committed it.
+func (r *isleReader) comes(from int, x *transaction) outbox.LSN {
+	x.home, x.origin, x.time, x.control = homeAt(r.pg.end), clusterOrigin(from), commitTime(time.Now()), true
+	r.pg.log(x)
+	return x.home
+}
+
+// commits lets n transactions of the home come, of one event each.
+func (r *isleReader) commits(n int) (to outbox.LSN) {
+	for range n {
+		r.wrote++
+		to = r.comes(2, &transaction{rows: []row{{"d", "a", fmt.Sprintf("a:%06d", r.wrote), "{}"}}})
+	}
+	return to
+}
+
+// says lets a row of another cluster come.
+func (r *isleReader) says(by int, row relay.ClusterRow) {
+	row.By = by
+	r.comes(by, &transaction{logical: []logical{{prefix: relay.ClusterPrefix, content: row.Content()}}})
+}
+
+// greets lets the home say hello.
+func (r *isleReader) greets(hello uint64) {
+	r.says(2, relay.ClusterRow{Kind: relay.Hello, Hello: hello})
+}
+
+// signs lets the home give a sign of life.
+func (r *isleReader) signs(to outbox.LSN) {
+	r.says(2, relay.ClusterRow{Kind: relay.Published, To: to})
+}
+
+// rows counts the rows of a kind that cluster 1 has written.
+func (r *isleReader) rows(kind relay.ClusterRowKind) int { return r.at.wrote(kind) }
+
+// reads starts the process, and waits until it has echoed the hello of a home that publishes.
+func (r *isleReader) reads() {
+	r.t.Helper()
+	r.start()
+	r.greets(1)
+	r.until(time.Minute, "an echo", func() bool { return r.rows(relay.Echo) > 0 })
+	r.signs(r.commits(3))
+	r.until(time.Minute, "running", func() bool { return r.pr.p.Status().State == StateRunning })
+}
+
+// has waits until the stream has so many messages.
+func (r *isleReader) has(n int) {
+	r.t.Helper()
+	r.until(time.Minute, fmt.Sprintf("%d messages", n), func() bool { return len(r.js.messages) >= n })
+	if len(r.js.messages) > n {
+		r.t.Errorf("%d messages of %d", len(r.js.messages), n)
+	}
+}
+
+// claims waits until n claims are written, and longer than the home's silence makes another one.
+func (r *isleReader) claims(n int) {
+	r.t.Helper()
+	r.until(2*time.Minute, "a claim", func() bool { return r.rows(relay.Claim) >= n })
+	if got := r.rows(relay.Claim); got != n {
+		r.t.Errorf("%d claims, want %d", got, n)
+	}
+}
+
+// unclaimed lets d pass, in which nothing is to be claimed.
+func (r *isleReader) unclaimed(d time.Duration) {
+	r.t.Helper()
+	n := r.rows(relay.Claim)
+	if r.sleep(d); r.rows(relay.Claim) != n {
+		r.t.Errorf("claimed within %v", d)
+	}
+}
+
+// TestAReaderPublishesWhatAHomeHasNotSaid: behind a delay of silence, and nothing twice.
+func TestAReaderPublishesWhatAHomeHasNotSaid(t *testing.T) {
+	t.Parallel()
+	for _, horizon := range []time.Duration{0, 20 * time.Millisecond} {
+		oneReader(t, 2, horizon, func(t *testing.T, r *isleReader) {
+			r.reads()
+			r.commits(2)
+			r.unclaimed(r.at.cfg.Delay - 2*time.Second)
+			r.has(0)
+			r.claims(1)
+			r.has(2)
+			r.kill()
+			r.start()
+			r.commits(3)
+			r.claims(2)
+			r.has(5)
+			r.unclaimed(time.Minute)
+			r.greets(2)
+			r.signs(r.commits(3))
+			r.unclaimed(time.Minute)
+			r.has(5)
+		})
+	}
+}
+
+// TestAReaderEchoesWithoutNATS, because the home waits for it. It claims nothing meanwhile, and publishes
+// what it had claimed before.
+func TestAReaderEchoesWithoutNATS(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+		r.reads()
+		first := homeAt(r.pg.end)
+		to := r.commits(2)
+		r.sleep(time.Second)
+		r.js.down = time.Now().Add(time.Minute)
+		r.pr.broker().cut(true)
+		r.sleep(time.Second)
+		own := relay.ClusterRow{Kind: relay.Claim, By: 1, Home: 2, Hello: 1, From: first - 1, To: to}
+		r.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: own.Content()}) // it was on its way
+		r.sleep(time.Second)
+		r.greets(2)
+		r.until(5*time.Second, "an echo", func() bool { return r.rows(relay.Echo) == 2 })
+		r.commits(1)
+		r.unclaimed(time.Until(r.js.down))
+		r.has(2)
+		r.claims(1)
+		r.has(3)
+	})
+}
+
+// TestAReaderThatCannotPublishClaimsNothing, as nobody else would publish that; it echoes.
+func TestAReaderThatCannotPublishClaimsNothing(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+		r.reads()
+		r.commits(2)
+		r.claims(1)
+		r.has(2)
+		r.sleep(time.Second)
+		r.kill()
+		more := *r.js.messages[1] // of a WAL that its server does not have
+		more.header.Pos.LSN += 1 << 20
+		more.header.Due += 1 << 20
+		more.header.Thru += 1 << 20
+		r.js.messages = append(r.js.messages, &more)
+		r.commits(1)
+		r.greets(2)
+		r.start()
+		r.until(time.Minute, "an echo", func() bool { return r.rows(relay.Echo) == 2 })
+		r.unclaimed(time.Minute)
+		r.js.messages = r.js.messages[:2]
+		r.kill()
+		r.start()
+		r.claims(2)
+		r.has(3)
+	})
+}
+
+// TestAReaderClaimsOnlyBehindTheEndOfItsWAL: what it has not read yet may be a sign of life.
+func TestAReaderClaimsOnlyBehindTheEndOfItsWAL(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+		r.reads()
+		to := r.commits(2)
+		r.sleep(r.at.cfg.Delay / 2)
+		r.pg.delay = 30 * time.Second
+		r.signs(to)
+		r.unclaimed(20 * time.Second)
+		r.pg.delay = 0
+		r.unclaimed(time.Minute)
+		r.has(0)
+	})
+}
+
+// TestAReaderCountsSilenceAnewAtAStart: it does not know how long the home was silent.
+func TestAReaderCountsSilenceAnewAtAStart(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 3, 0, func(t *testing.T, r *isleReader) {
+		r.reads()
+		r.sleep(2 * time.Second)
+		r.kill()
+		r.commits(2)
+		r.start()
+		// The first turn of silence is that of cluster 3, and a start waits for a whole circle more.
+		r.unclaimed(4*r.at.cfg.Delay - time.Second)
+		r.claims(1)
+		r.has(2)
+	})
+}
+
+// TestAClaimIsRecordedWithWhatWasRead: whatever becomes of the record of it, and of the process.
+func TestAClaimIsRecordedWithWhatWasRead(t *testing.T) {
+	t.Parallel()
+	claimed := func(r *isleReader) {
+		r.reads()
+		r.commits(2)
+		r.claims(1)
+	}
+	again := func(r *isleReader) {
+		r.commits(1)
+		r.claims(2)
+		r.has(3)
+	}
+	t.Run("unheard", func(t *testing.T) {
+		t.Parallel()
+		oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+			claimed(r)
+			r.js.saves = saveUnheard
+			r.has(2)
+			again(r)
+		})
+	})
+	t.Run("stopped", func(t *testing.T) {
+		t.Parallel()
+		for d := range 60 {
+			oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+				r.js.latency = 10 * time.Millisecond
+				claimed(r)
+				r.sleep(time.Duration(d) * time.Millisecond)
+				if err := r.pr.stop(); err != nil {
+					t.Errorf("stopped after %d ms: %v", d, err)
+				}
+				r.start()
+				r.has(2)
+				again(r)
+			})
+		}
+	})
+	t.Run("lost", func(t *testing.T) {
+		t.Parallel()
+		for d := range 30 {
+			oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+				claimed(r)
+				before := len(r.js.revisions)
+				r.until(time.Minute, "the record", func() bool { return len(r.record().Claimed) > 0 })
+				r.sleep(time.Duration(d) * 100 * time.Microsecond)
+				r.pr.broker().cut(true)
+				r.js.revisions = r.js.revisions[:before]
+				r.js.last = r.js.revisions[before-1].number
+				r.has(2)
+				again(r)
+			})
+		}
+	})
+}
+
+// TestAReaderConfirmsWhatIsSettled, whatever the home has confirmed; its slot keeps what may have to be
+// claimed.
+func TestAReaderConfirmsWhatIsSettled(t *testing.T) {
+	t.Parallel()
+	for _, horizon := range []time.Duration{0, 20 * time.Millisecond} {
+		oneReader(t, 2, horizon, func(t *testing.T, r *isleReader) {
+			r.reads()
+			r.signs(r.commits(20))
+			open := r.pg.end
+			r.commits(20)
+			r.until(r.at.cfg.Delay/2, "confirmed", func() bool { return r.pg.confirmed >= open-0x1000 })
+			if r.pg.confirmed > open {
+				t.Errorf("%v is confirmed, and all above %v is open", r.pg.confirmed, open)
+			}
+			r.claims(1)
+			r.has(20)
+			for i := range 5 {
+				for range 5 {
+					r.sleep(2 * time.Second)
+					r.signs(r.commits(1))
+				}
+				if end := r.pg.end - 0x1000; r.pg.confirmed < end {
+					t.Errorf("%v is confirmed, of %v", r.pg.confirmed, end)
+				}
+				r.commits(1)
+				r.claims(2 + i)
+			}
+			r.sleep(5 * time.Second)
+			if n := len(r.record().Claimed); n > 2 {
+				t.Errorf("%d ranges are left of 6", n)
+			}
+		})
+	}
+}
+
+// TestARecordIsNotFilledWithClaims: beyond half of what it can list nothing is claimed until they go with
+// their checkpoints.
+func TestARecordIsNotFilledWithClaims(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+		r.durable, r.loses = time.Hour, time.Hour
+		r.reads()
+		for range checkpoint.MaxClaimed/2 + 5 {
+			r.commits(1)
+			r.sleep(r.at.cfg.Delay + time.Second)
+		}
+		if n := len(r.record().Claimed); n != checkpoint.MaxClaimed/2 || r.rows(relay.Claim) != n {
+			t.Errorf("%d ranges, %d claims", n, r.rows(relay.Claim))
+		}
+		r.sleep(time.Hour + 5*time.Minute)
+		r.has(checkpoint.MaxClaimed/2 + 5)
+	})
+}
