@@ -14,14 +14,15 @@ type State string
 
 // The states.
 const (
-	StateConnecting State = "connecting"       // opening connections, finding the checkpoint
-	StateStandby    State = "standby"          // another session holds the slot, or a cluster the stream
-	StateComparing  State = "comparing"        // making again what is in the stream already
-	StateRunning    State = "running"          // proved
-	StateAway       State = "waiting for NATS" // it failed; the session is kept
-	StateWaiting    State = "waiting"          // between sessions
-	StateStopping   State = "stopping"         // draining
-	StateFault      State = "fault"            // a person is needed: see Status.Fault
+	StateConnecting State = "connecting"                     // opening connections, finding the checkpoint
+	StateStandby    State = "standby"                        // another session holds the slot, or a cluster the stream
+	StateComparing  State = "comparing"                      // making again what is in the stream already
+	StateRunning    State = "running"                        // proved
+	StateAway       State = "waiting for NATS"               // it failed; the session is kept
+	StateEchoes     State = "waiting for the other clusters" // they publish for this home until they answer
+	StateWaiting    State = "waiting"                        // between sessions
+	StateStopping   State = "stopping"                       // draining
+	StateFault      State = "fault"                          // a person is needed: see Status.Fault
 	StateStopped    State = "stopped"
 )
 
@@ -37,8 +38,8 @@ type Fault struct {
 const stalled = 30 * time.Second
 
 // States lists all of them.
-var States = []State{StateConnecting, StateStandby, StateComparing, StateRunning, StateAway, StateWaiting,
-	StateStopping, StateFault, StateStopped}
+var States = []State{StateConnecting, StateStandby, StateComparing, StateRunning, StateAway, StateEchoes,
+	StateWaiting, StateStopping, StateFault, StateStopped}
 
 // gauges are the loop's figures at a moment.
 type gauges struct {
@@ -114,7 +115,7 @@ func (s *Status) Alive(now time.Time) bool {
 	switch s.State {
 	case StateStopped:
 		return false
-	case StateRunning, StateComparing, StateAway:
+	case StateRunning, StateComparing, StateAway, StateEchoes:
 		return s.busy || now.Sub(s.beat) < stalled
 	case StateStandby, StateFault:
 		return true
@@ -125,7 +126,7 @@ func (s *Status) Alive(now time.Time) bool {
 // Holds reports whether a session of this process holds the slot.
 func (s *Status) Holds() bool {
 	switch s.State {
-	case StateComparing, StateRunning, StateAway, StateStopping:
+	case StateComparing, StateRunning, StateAway, StateEchoes, StateStopping:
 		return true
 	}
 	return false

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -19,6 +20,9 @@ var (
 	// errSilent ends a session whose rows were not committed for so long that others may soon publish.
 	errSilent = errors.New("the home has given no sign of life for too long")
 )
+
+// codeGapMode is the code of the fault of gap mode where others publish for a home.
+const codeGapMode = "cluster_gap_mode"
 
 // island is a home for which other clusters publish when it is silent: what [claim.Home] asks of its driver.
 type island struct {
@@ -56,6 +60,25 @@ func (i *island) begin(r *checkpoint.Readings) {
 
 // lively reports whether no other cluster can take this home for silent yet.
 func (i *island) lively(now time.Time) bool { return now.Sub(i.alive) < i.cfg.Delay/2 }
+
+// refuseGapMode refuses it where others publish for this home, or it for another one: gap mode remembers what
+// is in the stream, and what others publish is not there. A record that is in the mode already keeps it out.
+func (p *Pipeline) refuseGapMode(m relay.Mapping, rec *checkpoint.Record) error {
+	what := "reorder.mode is gap"
+	switch joined := rec.Hello > 0 || rec.Reader != nil; {
+	case p.cfg.Islands == nil:
+		return nil
+	case p.effective(m).ByGap():
+	case !joined && slices.ContainsFunc(rec.Checkpoints, func(c checkpoint.StoredCheckpoint) bool {
+		return c.Settings.ByGap()
+	}):
+		what = fmt.Sprintf("the checkpoint record of slot %s is from gap mode", rec.Slot)
+	default:
+		return nil
+	}
+	return &outbox.Fault{Class: outbox.Fatal, Code: codeGapMode, Message: what + ", in which no other cluster " +
+		"can publish for this one, nor this one for another"}
+}
 
 // state is what a start from the record goes on from.
 func (i *island) state() *relay.HomeState {

@@ -29,7 +29,9 @@ func (s *session) listens(err error) bool {
 func (s *session) listen(ctx context.Context, cause error) error {
 	s.buffer.Discard()
 	s.out = output{}
+	s.p.health.sessionEnded() // as to what it held
 	if errors.Is(cause, errWait) {
+		s.p.health.set(StateEchoes, nil)
 		s.log.Info("waiting for the other clusters: reading on for their rows alone")
 	} else if err := s.natsLost(cause); err != nil {
 		return err

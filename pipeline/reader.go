@@ -32,7 +32,7 @@ type reader struct {
 	claimed  []relay.Claimed // by rows that were read, and not in that record
 
 	asked  time.Time  // the server was last asked for the end of its WAL
-	walEnd outbox.LSN // what it has answered; 0: nothing, or it is no news any more
+	walEnd outbox.LSN // what it has answered; 0: nothing yet
 }
 
 // readerFrom returns the reader at the begin of a session. What a process knows outlives sessions, but for
@@ -49,7 +49,7 @@ func (p *Pipeline) readerFrom(cfg *decoder.Config, r *checkpoint.Readings) *read
 		p.reader = rd
 	}
 	p.reader.on(&r.Server.History)
-	p.reader.revision, p.reader.asked, p.reader.walEnd = r.Revision, time.Time{}, 0
+	p.reader.revision = r.Revision
 	return p.reader
 }
 
@@ -86,12 +86,10 @@ func (r *reader) take(result *decoder.Result) {
 	r.read = c.Read
 }
 
-// openCuts are the ends of the ranges at which a start from a checkpoint still has to close what is open.
-func openCuts(claimed []relay.Claimed, cp *relay.Checkpoint) (cuts []checkpoint.StoredCut) {
+// cutsOf are the ends of the ranges, at which what is open is closed. One below the start closes nothing.
+func cutsOf(claimed []relay.Claimed) (cuts []checkpoint.StoredCut) {
 	for _, c := range claimed {
-		if c.To > cp.Published() {
-			cuts = append(cuts, checkpoint.StoredCut{LSN: c.To})
-		}
+		cuts = append(cuts, checkpoint.StoredCut{LSN: c.To})
 	}
 	return cuts
 }
@@ -175,7 +173,7 @@ func (s *session) answer(now time.Time) {
 		return
 	}
 	if claims && r.walEnd != 0 && s.in.end() >= r.walEnd {
-		asked, r.walEnd = r.asked, 0
+		asked = r.asked
 		r.End(r.clock(asked))
 	}
 	if row := r.Next(r.clock(asked)); row.Kind != 0 {

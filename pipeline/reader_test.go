@@ -1,12 +1,15 @@
 package pipeline
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/decoder"
+	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -74,6 +77,12 @@ func (r *isleReader) greets(hello uint64) {
 // signs lets the home give a sign of life.
 func (r *isleReader) signs(to outbox.LSN) {
 	r.says(2, relay.ClusterRow{Kind: relay.Published, To: to})
+}
+
+// claimed lets a claim of cluster 1 come that it did not write now.
+func (r *isleReader) claimed(from, to outbox.LSN) {
+	row := relay.ClusterRow{Kind: relay.Claim, By: 1, Home: 2, Hello: 1, From: from, To: to}
+	r.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: row.Content()})
 }
 
 // rows counts the rows of a kind that cluster 1 has written.
@@ -153,8 +162,7 @@ func TestAReaderEchoesWithoutNATS(t *testing.T) {
 		r.js.down = time.Now().Add(time.Minute)
 		r.pr.broker().cut(true)
 		r.sleep(time.Second)
-		own := relay.ClusterRow{Kind: relay.Claim, By: 1, Home: 2, Hello: 1, From: first - 1, To: to}
-		r.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: own.Content()}) // it was on its way
+		r.claimed(first-1, to) // it was on its way
 		r.sleep(time.Second)
 		r.greets(2)
 		r.until(5*time.Second, "an echo", func() bool { return r.rows(relay.Echo) == 2 })
@@ -250,28 +258,38 @@ func TestAClaimIsRecordedWithWhatWasRead(t *testing.T) {
 	})
 	t.Run("stopped", func(t *testing.T) {
 		t.Parallel()
-		for d := range 60 {
+		for d := range 15 { // while a record is on its way, while that of the claim is, and later
 			oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
-				r.js.latency = 10 * time.Millisecond
-				claimed(r)
-				r.sleep(time.Duration(d) * time.Millisecond)
+				r.reads()
+				r.sleep(2 * time.Second)
+				r.js.latency = 100 * time.Millisecond
+				r.signs(r.commits(1)) // so a record is on its way
+				r.sleep(20 * time.Millisecond)
+				from := r.commits(1)
+				r.signs(from) // and there is another checkpoint
+				r.sleep(20 * time.Millisecond)
+				r.claimed(from, r.commits(2))
+				r.sleep(time.Duration(20+50*d) * time.Millisecond)
 				if err := r.pr.stop(); err != nil {
-					t.Errorf("stopped after %d ms: %v", d, err)
+					t.Errorf("stopped after %d ms: %v", 20+50*d, err)
 				}
+				r.js.latency = time.Millisecond
 				r.start()
 				r.has(2)
-				again(r)
+				r.commits(1)
+				r.claims(1)
+				r.has(3)
 			})
 		}
 	})
 	t.Run("lost", func(t *testing.T) {
 		t.Parallel()
-		for d := range 30 {
+		for d := range 15 {
 			oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
 				claimed(r)
 				before := len(r.js.revisions)
 				r.until(time.Minute, "the record", func() bool { return len(r.record().Claimed) > 0 })
-				r.sleep(time.Duration(d) * 100 * time.Microsecond)
+				r.sleep(time.Duration(d) * 200 * time.Microsecond)
 				r.pr.broker().cut(true)
 				r.js.revisions = r.js.revisions[:before]
 				r.js.last = r.js.revisions[before-1].number
@@ -314,6 +332,105 @@ func TestAReaderConfirmsWhatIsSettled(t *testing.T) {
 				t.Errorf("%d ranges are left of 6", n)
 			}
 		})
+	}
+}
+
+// TestACheckpointWaitsForWhatClosedItsWindow: of three events the second is claimed, with a claim that was
+// decided before the third one came and closed the window of the first.
+func TestACheckpointWaitsForWhatClosedItsWindow(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 200*time.Millisecond, func(t *testing.T, r *isleReader) {
+		r.reads()
+		r.sleep(time.Second)
+		first := r.commits(1)
+		r.signs(first)
+		r.sleep(100 * time.Millisecond)
+		second := r.commits(1)
+		r.sleep(150 * time.Millisecond)
+		r.commits(1)
+		r.sleep(3 * time.Second)
+		r.claimed(first, second)
+		r.has(1)
+		r.kill()
+		r.start()
+		r.claims(1)
+		r.has(2)
+	})
+}
+
+// rowsAsked keeps when rows were asked for, by the end of their time.
+type rowsAsked struct {
+	Writer
+	until chan time.Time
+}
+
+func (w rowsAsked) ClusterRow(_ context.Context, _ relay.ClusterRow, until time.Time) error {
+	w.until <- until
+	return nil
+}
+
+// TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt: nobody knows what the server has behind it.
+func TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		cfg := claim.Config{Self: 1, Count: 2, Delay: 8 * time.Second}
+		begun := time.Now()
+		w := rowsAsked{until: make(chan time.Time, 1)}
+		r := &reader{rowsRead: rowsRead{cfg: cfg, begun: begun}}
+		r.Reader = claim.ReaderFrom(cfg, 2, relay.ReaderState{Newest: 7, Hello: 1, Echoes: []uint64{1}})
+		s := &session{reader: r, clusters: &r.rowsRead, verified: true, questions: newWorker(),
+			in: &input{away: &away{read: 100}}, heartbeats: &heartbeatWriter{worker: newWorker()},
+			conns: &Conns{Writer: w}}
+		defer s.questions.close()
+		defer s.heartbeats.worker.close()
+		s.questions.busy = true // another one
+		turn := begun.Add(2 * cfg.Delay)
+		r.Start(0)
+		for _, c := range []struct {
+			asked  time.Time
+			end    outbox.LSN
+			claims bool
+		}{
+			{turn.Add(-time.Millisecond), 100, false}, // it was not its turn then
+			{turn, 0, false},   // not answered
+			{turn, 101, false}, // not read
+			{turn, 100, true},
+		} {
+			r.asked, r.walEnd = c.asked, c.end
+			s.answer(turn.Add(time.Second))
+			if s.heartbeats.worker.busy != c.claims {
+				t.Errorf("asked %v before its turn, which ends at %v: %t", turn.Sub(c.asked), c.end, !c.claims)
+			}
+		}
+		if until := <-w.until; !until.Equal(turn.Add(cfg.Delay / 4)) {
+			t.Errorf("until %v behind its turn", until.Sub(turn))
+		}
+	})
+}
+
+// TestAReaderTakesRowsOnce, of the server that it reads: rows that another one has left behind are read again
+// where its timeline left off.
+func TestAReaderTakesRowsOnce(t *testing.T) {
+	t.Parallel()
+	cfg := claim.Config{Self: 1, Count: 2, Delay: 8 * time.Second}
+	state := &relay.ReaderState{At: 500, Timeline: 1, Newest: 7, Hello: 1, Echoes: []uint64{1}}
+	r := checkpoint.Readings{Record: &checkpoint.Record{Reader: state}, Server: relay.ServerState{
+		History: relay.History{Timeline: 2, Switches: []relay.Switch{{Timeline: 1, End: 300}}}}}
+	p := New(Config{Islands: &cfg})
+	rd := p.readerFrom(&decoder.Config{Clusters: map[string]int{"": 1, "from": 2}, Origin: "from"}, &r)
+	claimed := decoder.Result{Commit: relay.Commit{Read: 300}, ClusterRows: []relay.ClusterRow{
+		{Kind: relay.Claim, By: 1, Home: 2, Hello: 1, To: 7}}}
+	if rd.take(&claimed); len(rd.claimed) > 0 {
+		t.Error("a row was taken again")
+	}
+	claimed.Commit.Read++
+	for range 2 {
+		if rd.take(&claimed); len(rd.claimed) != 1 || rd.read != 301 {
+			t.Errorf("%v are claimed up to %v", rd.claimed, rd.read)
+		}
+	}
+	if got := rd.stateAt(); got.At != 301 || got.Timeline != 2 {
+		t.Errorf("%+v", got)
 	}
 }
 

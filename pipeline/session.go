@@ -103,7 +103,7 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	case away:
 		s.reader = p.readerFrom(&conns.Decoder, &r)
 		s.in.reader, s.clusters = s.reader, &s.reader.rowsRead
-		s.claimed, s.in.cuts = start.Claimed, openCuts(start.Claimed, &cp)
+		s.claimed, s.in.cuts = start.Claimed, cutsOf(start.Claimed)
 	default:
 		s.island = p.island
 		s.in.island, s.clusters = s.island, &s.island.rowsRead
@@ -143,10 +143,7 @@ func (s *session) close() {
 // run runs the loop until ctx is cancelled or something fails.
 func (s *session) run(ctx context.Context) error {
 	s.p.health.set(StateComparing, nil)
-	err := s.recordClaimed(ctx)
-	if err == nil {
-		err = s.readTail(ctx)
-	}
+	err := s.readTail(ctx)
 	if err == nil {
 		err = s.whenVerified(ctx)
 	}

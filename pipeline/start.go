@@ -66,6 +66,9 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if err := p.refuseGapMode(conns.Decoder.Mapping, first.Record); err != nil {
+		return false, err
+	}
 	if first.Slot.Active {
 		return false, p.standBy(ctx, conns, first.Slot)
 	}

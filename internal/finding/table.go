@@ -93,6 +93,10 @@ var table = []Finding{
 		Hint: "If another cluster runs a newer Outflow, run that one here too. Otherwise somebody else " +
 			"writes into the control table, or its rows come by another way than from the cluster that " +
 			"wrote them."},
+	{Code: "cluster_gap_mode", Severity: Critical, Classes: fatal,
+		Title: "Gap mode, and clusters that publish for one another",
+		Hint: "Run without `cluster.mode: islands` and with another `reorder.mode` until the change is " +
+			"published and `sink.durable_after` has passed since. Then switch the mode on again."},
 	{Code: "cluster_mesh", Severity: Error,
 		Title: "The clusters do not replicate the outbox from each to each other one",
 		Hint: "Each cluster needs a subscription with `origin = none` from each of the others, and " +

@@ -187,7 +187,7 @@ func (g gauges) pipeline(s *pipeline.Status, info Info) {
 		g.set(unpublishedWAL, float64(n))
 	}
 	if s.Holds() {
-		if s.State != pipeline.StateAway {
+		if s.State != pipeline.StateAway && s.State != pipeline.StateEchoes {
 			g.set(unpublished, float64(s.Held+s.InFlight))
 		}
 		g.set(sequence, float64(s.Seq))

@@ -176,7 +176,7 @@ func (r *Report) inFlight() Part {
 	if s.InFlight > 0 {
 		p.Word = "moving"
 	}
-	if s.State == pipeline.StateAway {
+	if s.State == pipeline.StateAway || s.State == pipeline.StateEchoes {
 		p.Level, p.Word = Warning, "waiting"
 	}
 	p.limited("messages", units.Count(s.InFlight), units.Count(limit), float64(s.InFlight), float64(limit))

@@ -69,6 +69,11 @@ func (r *Report) ofPipeline() Verdict {
 		v.Cause = "What was read before is compared with what is in the stream, message by message"
 		v.Do = "Nothing: new events follow by themselves"
 		return r.risk(v)
+	case pipeline.StateEchoes:
+		v.Level, v.State = Warning, "Waiting for the other clusters"
+		v.Cause = "They may publish for this one, until each of them has read that it is back"
+		v.Do = "Nothing, unless it stays: then see that Outflow, and replication from here and back, run at each"
+		return r.risk(v)
 	case pipeline.StateStandby:
 		v.Level, v.State = Idle, "Standing by"
 		v.Effect = "Another outflow publishes. " + v.Effect
