@@ -122,6 +122,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if !s.check.Verified() {
 		return nil
 	}
+	if s.reader != nil {
+		s.settled()
+	}
 	if idle && s.out.window == nil && s.in.batch == nil {
 		s.whenIdle(now)
 	}
@@ -132,9 +135,6 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	}
 	if s.monitor.due(now) && !s.questions.busy {
 		s.askStates(now)
-	}
-	if s.reader != nil {
-		s.settled()
 	}
 	s.confirm()
 	s.offerWatermark(now)
@@ -149,7 +149,6 @@ func (s *session) whenIdle(now time.Time) {
 	if between && s.in.keepalive > s.tracker.Newest().At() && !s.tracker.Unacknowledged() {
 		cp, ok := s.buffer.Marker(s.in.quiet())
 		if ok && (s.reader == nil || s.reader.Settled(cp.Due)) {
-			s.waiting = nil
 			s.tracker.Keepalive(s.located(cp))
 		}
 	}

@@ -189,12 +189,12 @@ func (s *session) windowDone() {
 }
 
 func (s *session) checkpoint(cp relay.Checkpoint, thru outbox.LSN) {
-	if s.reader != nil && !s.reader.Settled(thru) {
-		s.await(waiting{cp, thru})
+	if s.reader == nil {
+		s.tracker.Window(s.located(cp))
 		return
 	}
-	s.waiting = nil
-	s.tracker.Window(s.located(cp))
+	s.await(waiting{cp, thru})
+	s.settled()
 }
 
 // located says where in the WAL that is read a checkpoint lies.

@@ -335,6 +335,32 @@ func TestAReaderConfirmsWhatIsSettled(t *testing.T) {
 	}
 }
 
+// TestAReaderKeepsUpWithABusyHome: what that says settles checkpoints that waited, while there is always more
+// to read; its slot follows.
+func TestAReaderKeepsUpWithABusyHome(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 20*time.Millisecond, func(t *testing.T, r *isleReader) {
+		r.reads()
+		var all, here []outbox.LSN
+		for i := range 800 {
+			all, here = append(all, r.commits(1)), append(here, r.pg.end)
+			if i%10 == 9 {
+				r.signs(all[i-5])
+			}
+			r.sleep(50 * time.Millisecond)
+		}
+		if r.pg.confirmed < here[600] || r.pg.confirmed > here[len(here)-1] || r.rows(relay.Claim) > 0 {
+			t.Errorf("%v is confirmed of %v, %d claims", r.pg.confirmed, r.pg.end, r.rows(relay.Claim))
+		}
+		for range 2 * maxWaiting { // more than may wait are open
+			r.commits(1)
+			r.sleep(25 * time.Millisecond)
+		}
+		r.claims(1)
+		r.has(2*maxWaiting + 5)
+	})
+}
+
 // TestACheckpointWaitsForWhatClosedItsWindow: of three events the second is claimed, with a claim that was
 // decided before the third one came and closed the window of the first.
 func TestACheckpointWaitsForWhatClosedItsWindow(t *testing.T) {
