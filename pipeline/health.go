@@ -14,15 +14,15 @@ type State string
 
 // The states.
 const (
-	StateConnecting State = "connecting"                     // opening connections, finding the checkpoint
-	StateStandby    State = "standby"                        // another session holds the slot, or a cluster the stream
-	StateComparing  State = "comparing"                      // making again what is in the stream already
-	StateRunning    State = "running"                        // proved
-	StateAway       State = "waiting for NATS"               // it failed; the session is kept
-	StateEchoes     State = "waiting for the other clusters" // they publish for this home until they answer
-	StateWaiting    State = "waiting"                        // between sessions
-	StateStopping   State = "stopping"                       // draining
-	StateFault      State = "fault"                          // a person is needed: see Status.Fault
+	StateConnecting State = "connecting"           // opening connections, finding the checkpoint
+	StateStandby    State = "standby"              // another session holds the slot, or a cluster the stream
+	StateComparing  State = "comparing"            // making again what is in the stream already
+	StateRunning    State = "running"              // proved
+	StateAway       State = "waiting for NATS"     // it failed; the session is kept
+	StateEchoes     State = "waiting for clusters" // others may publish until they have answered
+	StateWaiting    State = "waiting"              // between sessions
+	StateStopping   State = "stopping"             // draining
+	StateFault      State = "fault"                // a person is needed: see Status.Fault
 	StateStopped    State = "stopped"
 )
 

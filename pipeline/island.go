@@ -76,8 +76,8 @@ func (p *Pipeline) refuseGapMode(m relay.Mapping, rec *checkpoint.Record) error 
 	default:
 		return nil
 	}
-	return &outbox.Fault{Class: outbox.Fatal, Code: codeGapMode, Message: what + ", in which no other cluster " +
-		"can publish for this one, nor this one for another"}
+	return &outbox.Fault{Class: outbox.Fatal, Code: codeGapMode,
+		Message: what + ", in which no cluster can publish for another one"}
 }
 
 // state is what a start from the record goes on from.

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/reorder"
@@ -116,7 +117,7 @@ func TestAHomeWaitsBehindAnyNumberOfEvents(t *testing.T) {
 		for range 100 {
 			c.pg.commit(rows)
 		}
-		c.run(options{islands: &c.cfg, scratch: scratch})
+		pr := c.run(options{islands: &c.cfg, scratch: scratch})
 		hello := c.greets(1)
 		for range 100 {
 			c.pg.commit(rows)
@@ -127,9 +128,16 @@ func TestAHomeWaitsBehindAnyNumberOfEvents(t *testing.T) {
 			t.Errorf("while it waits it gives %d signs of life and publishes %d messages", n,
 				len(c.js.messages))
 		}
+		if s := pr.p.Status(); s.State != StateEchoes || s.Ready() || !s.Alive(time.Now()) || !s.Holds() ||
+			s.Held+s.InFlight > 0 || s.Lag(time.Now()) < time.Minute {
+			t.Errorf("%+v", s)
+		}
 		c.echoes(hello)
 		c.published()
 		c.wantSameStream()
+		if s := pr.p.Status(); s.State != StateRunning {
+			t.Errorf("%+v", s)
+		}
 		if scratch.asked || c.wrote(relay.Hello) != 1 || c.wrote(relay.Yield) > 0 {
 			t.Errorf("scratch files %t, %d hellos, %d yields", scratch.asked, c.wrote(relay.Hello),
 				c.wrote(relay.Yield))
@@ -310,6 +318,42 @@ func TestWhatWasPublishedBeforeSomethingWasLeftComesAgain(t *testing.T) {
 		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 9 })
 		c.left = c.record().Left
 		c.wantSameStream()
+	})
+}
+
+// TestGapModeIsRefusedWhereOthersPublish: with the setting, and with a record that is from it. What was
+// changed without the mode, and is durable, is no hindrance.
+func TestGapModeIsRefusedWhereOthersPublish(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		gap := relay.Settings{Sort: outbox.ByGap, MaxEvents: 10, MaxBytes: 1 << 20, Gap: relay.Gap{
+			Bound: time.Second, Cold: time.Second, Memory: 10, First: relay.DefaultFirst}}
+		refused := func(s relay.Settings) {
+			t.Helper()
+			pr := c.run(options{islands: &c.cfg, settings: s})
+			if f := pr.ends(time.Minute); f == nil || f.Code != codeGapMode || f.Class != outbox.Fatal {
+				t.Errorf("it has ended with %v", pr.err)
+			}
+		}
+		refused(gap)
+		pr := c.run(options{settings: gap})
+		c.until(time.Minute, "gap mode", func() bool {
+			cp := c.record().Checkpoints
+			return cp[len(cp)-1].Settings.ByGap()
+		})
+		must.Succeed(t, pr.stop())
+		refused(c.first)
+		pr = c.run(options{})
+		c.write(5)
+		c.sleep(10 * time.Second)
+		c.write(5)
+		c.sleep(10 * time.Second)
+		must.Succeed(t, pr.stop())
+		c.run(options{islands: &c.cfg})
+		c.echoes(c.greets(1))
+		c.write(5)
+		c.published()
+		c.wantSameStream()
+		refused(gap)
 	})
 }
 

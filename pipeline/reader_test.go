@@ -425,7 +425,8 @@ func TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt(t *testing.T) {
 			r.asked, r.walEnd = c.asked, c.end
 			s.answer(turn.Add(time.Second))
 			if s.heartbeats.worker.busy != c.claims {
-				t.Errorf("asked %v before its turn, which ends at %v: %t", turn.Sub(c.asked), c.end, !c.claims)
+				t.Errorf("asked %v before its turn, the WAL ends at %v: %t", turn.Sub(c.asked), c.end,
+					!c.claims)
 			}
 		}
 		if until := <-w.until; !until.Equal(turn.Add(cfg.Delay / 4)) {

@@ -117,7 +117,8 @@ func (g gauges) time(d *prometheus.Desc, t time.Time, labels ...string) {
 var (
 	stateDesc = describe("state", "1 for the state that the process is in, 0 for each other: connecting, "+
 		"standby (the other instance publishes), comparing (making again what is in the stream), "+
-		"running, waiting_for_nats (the session is kept for 30 s), waiting (before the next attempt), "+
+		"running, waiting_for_nats (the session is kept for 30 s), waiting_for_clusters (until the others "+
+		"have answered; they may publish for this one), waiting (before the next attempt), "+
 		"stopping, fault (a person is needed), stopped.", "state")
 	slotHeld = describe("slot_held", "1 while this process holds the slot, else 0: 1 for one instance of a "+
 		"pair.")

@@ -83,6 +83,9 @@ func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
 		"a standby": {func(s *pipeline.Status, _ *watch.Reading) { s.State = pipeline.StateStandby }, Idle,
 			"",
 			"Another outflow publishes", "", "good good idle idle good idle"},
+		"it waits for the other clusters": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.State = pipeline.StateEchoes
+		}, Warning, "", "Nothing is lost", "", "good good good warning good idle"},
 		"it is behind": {func(s *pipeline.Status, _ *watch.Reading) {
 			s.CaughtUp = now.Add(-time.Minute)
 		}, Warning, "", "Nothing is lost", "", "good good good good good idle"},

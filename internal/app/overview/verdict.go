@@ -72,7 +72,7 @@ func (r *Report) ofPipeline() Verdict {
 	case pipeline.StateEchoes:
 		v.Level, v.State = Warning, "Waiting for the other clusters"
 		v.Cause = "They may publish for this one, until each of them has read that it is back"
-		v.Do = "Nothing, unless it stays: then see that Outflow, and replication from here and back, run at each"
+		v.Do = "Nothing, unless it stays: then see whether Outflow and replication run at each of them"
 		return r.risk(v)
 	case pipeline.StateStandby:
 		v.Level, v.State = Idle, "Standing by"
