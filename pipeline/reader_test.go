@@ -307,7 +307,10 @@ func TestAReaderConfirmsWhatIsSettled(t *testing.T) {
 	for _, horizon := range []time.Duration{0, 20 * time.Millisecond} {
 		oneReader(t, 2, horizon, func(t *testing.T, r *isleReader) {
 			r.reads()
-			r.signs(r.commits(20))
+			at := r.commits(1) // which is all that it will ever have confirmed
+			mark := relay.Watermark{Confirmed: relay.Confirmed{LSN: at, Timeline: timeline}, At: at}
+			r.comes(2, &transaction{logical: []logical{{prefix: relay.WatermarkPrefix, content: mark.Content()}}})
+			r.signs(r.commits(19))
 			open := r.pg.end
 			r.commits(20)
 			r.until(r.at.cfg.Delay/2, "confirmed", func() bool { return r.pg.confirmed >= open-0x1000 })
