@@ -438,6 +438,19 @@ func TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt(t *testing.T) {
 	})
 }
 
+// TestCheckpointsThatWaitAreThinned: however many, some of all ages are left, and the newest.
+func TestCheckpointsThatWaitAreThinned(t *testing.T) {
+	t.Parallel()
+	s := new(session)
+	for n := range outbox.LSN(10 * maxWaiting) {
+		s.await(waiting{thru: n})
+		if len(s.waiting) > maxWaiting || s.waiting[0].thru != 0 || s.waiting[len(s.waiting)-1].thru != n ||
+			n > maxWaiting && len(s.waiting) < maxWaiting/2 {
+			t.Fatalf("%d wait of %d, from %v", len(s.waiting), n+1, s.waiting[0].thru)
+		}
+	}
+}
+
 // TestAReaderTakesRowsOnce, of the server that it reads: rows that another one has left behind are read again
 // where its timeline left off.
 func TestAReaderTakesRowsOnce(t *testing.T) {
