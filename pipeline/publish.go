@@ -189,12 +189,11 @@ func (s *session) windowDone() {
 }
 
 func (s *session) checkpoint(cp relay.Checkpoint, thru outbox.LSN) {
-	if s.reader == nil {
-		s.tracker.Window(s.located(cp))
+	if s.reader != nil {
+		s.await(waiting{cp, thru})
 		return
 	}
-	s.await(waiting{cp, thru})
-	s.settled()
+	s.tracker.Window(s.located(cp))
 }
 
 // located says where in the WAL that is read a checkpoint lies.

@@ -135,7 +135,7 @@ type waiting struct {
 	thru outbox.LSN
 }
 
-// await takes a checkpoint that has to wait.
+// await takes a checkpoint. It waits at least until the loop looks around.
 func (s *session) await(cp waiting) {
 	if len(s.waiting) == maxWaiting {
 		for i := range maxWaiting / 2 {
@@ -146,8 +146,8 @@ func (s *session) await(cp waiting) {
 	s.waiting = append(s.waiting, cp)
 }
 
-// settled makes the newest one of them a checkpoint that has to wait no more. No message was made since it
-// was taken: what is claimed is settled, and ends a window.
+// settled makes the newest one of them a checkpoint that has to wait no more. All messages made are of windows
+// up to it: what is claimed is settled, and ends a window.
 func (s *session) settled() {
 	for i := len(s.waiting) - 1; i >= 0; i-- {
 		if s.reader.Settled(s.waiting[i].thru) {

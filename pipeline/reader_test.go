@@ -10,6 +10,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/claim"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -171,6 +172,13 @@ func TestAReaderEchoesWithoutNATS(t *testing.T) {
 		r.has(2)
 		r.claims(1)
 		r.has(3)
+		r.commits(1) // which is the end of the WAL while NATS is away
+		r.sleep(time.Second)
+		r.js.down = time.Now().Add(time.Minute)
+		r.pr.broker().cut(true)
+		r.unclaimed(time.Until(r.js.down))
+		r.claims(2)
+		r.has(4)
 	})
 }
 
@@ -270,6 +278,9 @@ func TestAClaimIsRecordedWithWhatWasRead(t *testing.T) {
 				r.sleep(20 * time.Millisecond)
 				r.claimed(from, r.commits(2))
 				r.sleep(time.Duration(20+50*d) * time.Millisecond)
+				if n := len(r.pr.opens); n > 2 { // the first one, and that of the range
+					t.Errorf("%d sessions: two records were on their way at a time", n)
+				}
 				if err := r.pr.stop(); err != nil {
 					t.Errorf("stopped after %d ms: %v", 20+50*d, err)
 				}
@@ -398,6 +409,14 @@ func (w rowsAsked) ClusterRow(_ context.Context, _ relay.ClusterRow, until time.
 	return nil
 }
 
+// slowly answers a while after it was asked.
+type slowly struct{ Source }
+
+func (slowly) Server(context.Context) (relay.ServerState, error) {
+	time.Sleep(900 * time.Millisecond)
+	return relay.ServerState{WALEnd: 100}, nil
+}
+
 // TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt: nobody knows what the server has behind it.
 func TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt(t *testing.T) {
 	t.Parallel()
@@ -409,9 +428,14 @@ func TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt(t *testing.T) {
 		r.Reader = claim.ReaderFrom(cfg, 2, relay.ReaderState{Newest: 7, Hello: 1, Echoes: []uint64{1}})
 		s := &session{reader: r, clusters: &r.rowsRead, verified: true, questions: newWorker(),
 			in: &input{away: &away{read: 100}}, heartbeats: &heartbeatWriter{worker: newWorker()},
-			conns: &Conns{Writer: w}}
+			conns: &Conns{Writer: w, Source: slowly{}}}
 		defer s.questions.close()
 		defer s.heartbeats.worker.close()
+		s.askEnd(begun)
+		must.Succeed(t, s.questions.take(<-s.questions.done))
+		if r.walEnd != 100 || !r.asked.Equal(begun) {
+			t.Errorf("%v, %v behind the question", r.walEnd, r.asked.Sub(begun))
+		}
 		s.questions.busy = true // another one
 		turn := begun.Add(2 * cfg.Delay)
 		r.Start(0)
