@@ -31,17 +31,21 @@ func TestARecordSaysWhatIsClaimed(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for name, change := range map[string]func(*Record){
-		"nothing read":            func(r *Record) { r.Reader = nil },
-		"read up to nothing":      func(r *Record) { r.Reader.At = 0 },
-		"too many echoes":         func(r *Record) { r.Reader.Echoes = make([]uint64, outbox.MaxCluster+1) },
-		"rows of its own":         func(r *Record) { r.Mapping.Subscription, r.Publication.Subscription = "", "" },
+		"nothing read":       func(r *Record) { r.Reader = nil },
+		"read up to nothing": func(r *Record) { r.Reader.At = 0 },
+		"too many echoes":    func(r *Record) { r.Reader.Echoes = make([]uint64, outbox.MaxCluster+1) },
+		"rows of its own": func(r *Record) {
+			r.Mapping.Subscription, r.Publication.Subscription = "", ""
+		},
 		"an owner":                func(r *Record) { r.Owner, r.Epoch = 1, 1 },
 		"a hello":                 func(r *Record) { r.Hello = 1 },
 		"an empty range":          func(r *Record) { r.Claimed[1].From = r.Claimed[1].To },
 		"ranges that overlap":     func(r *Record) { r.Claimed[1].From-- },
 		"ranges out of order":     func(r *Record) { slices.Reverse(r.Claimed) },
 		"more than what was read": func(r *Record) { r.Reader.Settled-- },
-		"gap mode":                func(r *Record) { r.Checkpoints[0].Checkpoint = inGap(r.Checkpoints[0].Checkpoint, 0) },
+		"gap mode": func(r *Record) {
+			r.Checkpoints[0].Checkpoint = inGap(r.Checkpoints[0].Checkpoint, 0)
+		},
 		"too much": func(r *Record) {
 			r.Claimed = nil
 			for i := range outbox.LSN(MaxClaimed + 1) {

@@ -120,8 +120,8 @@ func (s *session) isClaimed(h *outbox.Header) bool {
 	return slices.ContainsFunc(s.claimed, func(c relay.Claimed) bool { return c.Covers(h.Pos.LSN) })
 }
 
-// full reports whether the record lists so many ranges that nothing is claimed until some of them go. They go
-// with their checkpoints when it is saved, also where there is nothing else to save.
+// full reports whether the record lists so many ranges that nothing is claimed until some of them go. They
+// go with their checkpoints when it is saved, also where there is nothing else to save.
 func (s *session) full() bool { return s.reader != nil && len(s.claimed) >= checkpoint.MaxClaimed/2 }
 
 // maxWaiting is how many checkpoints wait until what they cover is settled. Beyond that every second one is
@@ -146,8 +146,8 @@ func (s *session) await(cp waiting) {
 	s.waiting = append(s.waiting, cp)
 }
 
-// settled makes the newest one of them a checkpoint that has to wait no more. All messages made are of windows
-// up to it: what is claimed is settled, and ends a window.
+// settled makes the newest one of them a checkpoint that has to wait no more. All messages made are of
+// windows up to it: what is claimed is settled, and ends a window.
 func (s *session) settled() {
 	for i := len(s.waiting) - 1; i >= 0; i-- {
 		if s.reader.Settled(s.waiting[i].thru) {

@@ -320,7 +320,8 @@ func TestAReaderConfirmsWhatIsSettled(t *testing.T) {
 			r.reads()
 			at := r.commits(1) // which is all that it will ever have confirmed
 			mark := relay.Watermark{Confirmed: relay.Confirmed{LSN: at, Timeline: timeline}, At: at}
-			r.comes(2, &transaction{logical: []logical{{prefix: relay.WatermarkPrefix, content: mark.Content()}}})
+			r.comes(2, &transaction{logical: []logical{
+				{prefix: relay.WatermarkPrefix, content: mark.Content()}}})
 			r.signs(r.commits(19))
 			open := r.pg.end
 			r.commits(20)
