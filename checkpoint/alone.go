@@ -100,6 +100,12 @@ func (s *Store) Others(ctx context.Context) ([]Other, error) {
 // slots lists the slots of which the bucket has ever held a record. Keys of more than one token are of what
 // lies beside one.
 func (s *Store) slots(ctx context.Context) ([]string, error) {
+	keys, err := s.keys(ctx)
+	return slices.DeleteFunc(keys, func(key string) bool { return strings.Contains(key, ".") }), err
+}
+
+// keys lists all keys that the bucket has ever held.
+func (s *Store) keys(ctx context.Context) (keys []string, err error) {
 	prefix := s.beside("")
 	var info struct {
 		jsapi.Answer
@@ -107,18 +113,15 @@ func (s *Store) slots(ctx context.Context) ([]string, error) {
 			Subjects map[string]uint64 `json:"subjects"`
 		} `json:"state"`
 	}
-	err := s.api.Ask(ctx, "STREAM.INFO."+s.stream, map[string]string{"subjects_filter": prefix + ">"}, &info)
+	err = s.api.Ask(ctx, "STREAM.INFO."+s.stream, map[string]string{"subjects_filter": prefix + ">"}, &info)
 	switch {
 	case jsapi.Refused(err, jetstream.JSErrCodeStreamNotFound):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("list the records of checkpoint bucket %s: %w", Bucket(s.cfg.Stream), err)
 	}
-	var slots []string
 	for _, subject := range slices.Sorted(maps.Keys(info.State.Subjects)) {
-		if key := strings.TrimPrefix(subject, prefix); !strings.Contains(key, ".") {
-			slots = append(slots, key)
-		}
+		keys = append(keys, strings.TrimPrefix(subject, prefix))
 	}
-	return slots, nil
+	return keys, nil
 }

@@ -1,15 +1,41 @@
 package checkpoint
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // standbyKey is the key of what a cluster keeps of a home, in the bucket of the home's stream. It has a token
 // more than a slot's name can have.
 func standbyKey(cluster int) string { return fmt.Sprintf("standby.%d", cluster) }
+
+// Standbys returns the numbers of the clusters that keep a record of their own beside that of the home.
+func (s *Store) Standbys(ctx context.Context) (clusters []int, err error) {
+	keys, err := s.keys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		var n int
+		if _, err := fmt.Sscanf(key, "standby.%d", &n); err != nil ||
+			key != standbyKey(n) {
+			continue
+		}
+		rec, _, err := NewStore(s.api, StoreConfig{Stream: s.cfg.Stream, Slot: s.cfg.Slot, Cluster: n,
+			Standby: true}).Load(ctx)
+		switch {
+		case err != nil && outbox.FaultOf(err) == nil:
+			return nil, err
+		case rec != nil || err != nil:
+			clusters = append(clusters, n)
+		}
+	}
+	return clusters, nil
+}
 
 // WithoutStream returns the record as whoever does not make the stream has it: its checkpoints are places in
 // the WAL that is read, and say nothing of messages. It is what another cluster than the home keeps for

@@ -61,16 +61,24 @@ func (s *Store) checkOwner(rec *Record) error {
 		}
 	case rec.Hello > 0 && s.cfg.Cluster == 0:
 		return tooNew(rec.Version, clustersVersion-1)
-	case rec.Epoch > 0 && s.cfg.Owned && rec.Owner != s.cfg.Cluster:
-		return &outbox.Fault{
-			Class: outbox.Fatal, Code: codeOwner,
-			Message: fmt.Sprintf("cluster %d makes stream %s at present, in epoch %d", rec.Owner, rec.Stream,
-				rec.Epoch),
-			Hint: "Start `outflow run` here, at home, which takes the stream back; stop it when it has, " +
-				"and run the command again",
-		}
+	case s.cfg.Owned:
+		return OwnerFault(rec, s.cfg.Cluster)
 	}
 	return nil
+}
+
+// OwnerFault is the fault of a record of which another cluster than that one is the owner; nil if none is.
+func OwnerFault(rec *Record, cluster int) error {
+	if rec == nil || rec.Epoch == 0 || rec.Owner == cluster {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: codeOwner,
+		Message: fmt.Sprintf("cluster %d makes stream %s at present, in epoch %d", rec.Owner, rec.Stream,
+			rec.Epoch),
+		Hint: "Start `outflow run` here, at home, which takes the stream back, leave it running, and run " +
+			"the command again. If it can't start, `outflow repair` takes the stream",
+	}
 }
 
 // Store reads and writes one checkpoint record in a JetStream key-value bucket. It is safe for concurrent

@@ -195,6 +195,10 @@ var commands = []Finding{
 		Hint:  "Run it again: it goes on where it was.",
 		Runbook: "[Uninstall](uninstall.md#what-it-refuses). Accepted, the rows that it would have " +
 			"published stay in the table, and in no message."},
+	{Code: "uninstall_standby", Severity: Error, Classes: fatal,
+		Title: "Another cluster stands by for the stream whose home is to be uninstalled",
+		Hint: "Stop that cluster's outflow, and run `outflow uninstall` there first: its slot would keep " +
+			"WAL for ever. If the cluster is gone for good: `--accept uninstall_standby`."},
 	{Code: "uninstall_unknown", Severity: Error, Classes: fatal,
 		Title:   "Nothing shows that the slot that is to be removed is Outflow's",
 		Hint:    "Correct slot, stream and nats.url if it is another outflow's, or a subscription's.",

@@ -127,8 +127,10 @@ var table = []Finding{
 		Runbook: "[Switching the shared mode on](clusters.md#one-nats-for-all)."},
 	{Code: "cluster_owner", Severity: Error, Classes: fatal,
 		Title: "Another cluster makes the stream at present, or this one makes it for its home",
-		Hint: "Start `outflow run` at home, which takes the stream back, and run the command there again, " +
-			"or leave it to the cluster that the message names."},
+		Hint: "Start `outflow run` at home, which takes the stream back, leave it running, and run the " +
+			"command there again. If it can't start, `outflow repair` takes the stream at home. Or leave " +
+			"it to the cluster that the message names.",
+		Runbook: "[What each command does](clusters.md#commands-of-a-shared-stream)."},
 	{Code: "cluster_home_missing", Severity: Error, Classes: fatal,
 		Title: "The home of a shared stream has no checkpoint record: there is nothing to stand by for",
 		Hint: "Run `outflow init` at home first. Slot and stream have the names that they have there, and " +

@@ -87,6 +87,9 @@ func (l *Conns) NewRecord(rd Readings) *checkpoint.Record {
 type Readings struct {
 	checkpoint.Readings
 	Corrupt *outbox.Fault // the record exists and can't be read
+	// Owned says that another cluster makes the stream; the record is as a start here would take it over.
+	// nil: none does, or the store has refused it.
+	Owned error
 }
 
 // Read reads what a start reads, and goes on if the record is corrupt.
@@ -106,6 +109,9 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 		return r, err
 	}
 	l.CC = wiring.Checkpoint(l.cfg, l.Layout)
+	if r.Owned = checkpoint.OwnerFault(r.Record, l.CC.Cluster); r.Owned != nil {
+		r.Record = r.Record.TakenBy(l.CC.Cluster)
+	}
 	if r.Slot.Exists || r.Record != nil || r.Corrupt != nil || r.Stream.Exists {
 		r.Publication, err = l.Session.Publication(ctx, l.PGC.Columns)
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -48,10 +49,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	if err != nil {
 		return err
 	}
-	cp, recent, source := start(ctx, cfg, layout, log)
+	cp, recent, cuts, source := start(ctx, cfg, layout, log)
 	i := &inspector{out: bufio.NewWriter(out), payload: o.Payload, source: cfg.Source, cp: cp}
 	fmt.Fprintf(i.out, "slot %s, from %v (%s), %v\n", cfg.Slot, cp.Due, source, cp.Settings)
-	held, bytes, err := slotread.Order(ctx, cfg, layout, cp, recent, o.Limit, log, i.result, i.window)
+	held, bytes, err := slotread.Order(ctx, cfg, layout, cp, recent, cuts, o.Limit, log, i.result,
+		i.cut, i.window)
 	if err != nil {
 		return err
 	}
@@ -60,29 +62,29 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	return i.out.Flush()
 }
 
-// start returns the checkpoint that ordering starts from and what gap mode remembers there, and says where it
-// was found. The layout follows the record.
+// start returns the checkpoint that ordering starts from, what gap mode remembers there and the cuts behind
+// it, and says where it was found. The layout follows the record.
 func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *slog.Logger) (
-	cp relay.Checkpoint, recent []outbox.Counter, source string) {
+	cp relay.Checkpoint, recent []outbox.Counter, cuts []checkpoint.StoredCut, source string) {
 	cp = relay.Checkpoint{Settings: cfg.Reorder.Settings()}
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	sc, err := wiring.Sink(cfg, layout, log)
 	if err != nil {
-		return cp, nil, "no checkpoint record: " + err.Error()
+		return cp, nil, nil, "no checkpoint record: " + err.Error()
 	}
 	conn, err := wiring.Connect(ctx, cfg, sc)
 	if err != nil {
-		return cp, nil, "no checkpoint record: " + err.Error()
+		return cp, nil, nil, "no checkpoint record: " + err.Error()
 	}
 	defer conn.Close()
-	rec, _, err := wiring.Store(cfg, conn).Load(ctx)
+	rec, _, err := wiring.HomeStore(cfg, conn).Load(ctx) // it only reads
 	switch {
 	case err != nil:
-		return cp, nil, "no checkpoint record: " + err.Error()
+		return cp, nil, nil, "no checkpoint record: " + err.Error()
 	case rec == nil || len(rec.Checkpoints) == 0:
-		return cp, nil, "no checkpoint record"
+		return cp, nil, nil, "no checkpoint record"
 	}
 	layout.Follow(cfg, rec)
 	newest := rec.Checkpoints[len(rec.Checkpoints)-1]
@@ -92,7 +94,8 @@ func start(ctx context.Context, cfg config.Config, layout *wiring.Layout, log *s
 	if err != nil {
 		source += ", with nothing remembered: " + err.Error()
 	}
-	return newest.Checkpoint, recent, source
+	cuts = slices.DeleteFunc(rec.Cuts, func(c checkpoint.StoredCut) bool { return c.Seq <= newest.Seq })
+	return newest.Checkpoint, recent, cuts, source
 }
 
 func (i *inspector) result(r *decoder.Result) error {
@@ -133,6 +136,11 @@ func (i *inspector) commit(c *relay.Commit) {
 		fmt.Fprintf(i.out, "change %v  %s  %v\n", c.LSN, at, c.Settings)
 	}
 	i.events = i.events[:0]
+}
+
+func (i *inspector) cut(c checkpoint.StoredCut) error {
+	fmt.Fprintf(i.out, "cut    %v  sequence %d\n", c.LSN, c.Seq)
+	return nil
 }
 
 func (i *inspector) window(w *reorder.Window) error {

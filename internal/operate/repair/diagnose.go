@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -75,7 +76,7 @@ func (r *repair) diagnose(ctx context.Context) (*finding, error) {
 
 // readOnce reads everything once, over connections of its own.
 func (r *repair) readOnce(ctx context.Context) (*finding, error) {
-	l, err := backfill.Open(ctx, r.cfg, r.log)
+	l, err := r.open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +129,9 @@ func (r *repair) evaluate(ctx context.Context, l *backfill.Conns, rd backfill.Re
 				return nil, err
 			}
 		}
+	}
+	if f.code == "" && rd.Owned != nil { // a start here would take the stream over, and go on
+		return nil, rd.Owned
 	}
 	return f, nil
 }
@@ -186,6 +190,9 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 	if err := l.CC.CheckMemory(start, len(recent)); err != nil {
 		return err
 	}
+	if c := start.NewCut; c != nil { // a start would record it first
+		start.Cuts = append(slices.Clone(start.Cuts), checkpoint.StoredCut{LSN: c.Cut.LSN, Seq: c.Seq})
+	}
 	proof := checkpoint.NewTailCheck(l.CC, start)
 	if proof.Verified() {
 		return nil
@@ -198,15 +205,24 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 	if err := proof.Stored(stored); err != nil {
 		return err
 	}
-	err = r.wouldPublish(ctx, l, start.Checkpoint, recent, rd.Server.History, proof.Input,
+	verified := func() error {
+		if proof.Verified() {
+			return errVerified
+		}
+		return nil
+	}
+	err = r.wouldPublish(ctx, l, start.Checkpoint, recent, start.Cuts, rd.Server.History, proof.Input,
+		func(cut checkpoint.StoredCut) error {
+			if err := proof.Cut(cut); err != nil {
+				return err
+			}
+			return verified()
+		},
 		func(h *outbox.Header) error {
 			if _, err := proof.Skip(h); err != nil {
 				return err
 			}
-			if proof.Verified() {
-				return errVerified
-			}
-			return nil
+			return verified()
 		})
 	if errors.Is(err, errVerified) {
 		return nil

@@ -21,7 +21,7 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 			return err
 		}
 	}
-	l, err := backfill.Open(ctx, r.cfg, r.log)
+	l, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 // renewIngress gives the stream a new ingress, so that a suspended outflow that wakes up can't publish among
 // what the repair publishes. Only connections that are opened after it know the new ingress.
 func (r *repair) renewIngress(ctx context.Context) error {
-	l, err := backfill.Open(ctx, r.cfg, r.log)
+	l, err := r.open(ctx)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	catalogue "github.com/outflowhq/outflow/internal/finding"
-	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -53,7 +52,7 @@ func (r *repair) checkLossFirst(ctx context.Context, f *finding) error {
 	if !r.cfg.Source.Messages() || r.o.AcceptLoss == lossWords || r.checkAccepted(f) != nil {
 		return nil // execute says so if the fault isn't accepted at all
 	}
-	l, err := backfill.Open(ctx, r.cfg, r.log)
+	l, err := r.open(ctx)
 	if err != nil {
 		return err
 	}

@@ -219,7 +219,7 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	}()
 	seq := cp.Seq
 	var next read
-	err = r.wouldPublish(ctx, l, cp, nil, f.Server.History, func(outbox.LSN) error { return nil },
+	err = r.wouldPublish(ctx, l, cp, nil, nil, f.Server.History, func(outbox.LSN) error { return nil }, nil,
 		func(h *outbox.Header) error {
 			seq++
 			if next.seq < seq {

@@ -41,6 +41,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -105,6 +106,16 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	return r.rep, r.execute(ctx, f)
 }
 
+// open connects to both sides. A stream that another cluster makes is read as well: a home that has lost its
+// slot can't take it back, and nobody else can repair it.
+func (r *repair) open(ctx context.Context) (*backfill.Conns, error) {
+	l, err := backfill.Open(ctx, r.cfg, r.log)
+	if err == nil {
+		l.Store = wiring.HomeStore(r.cfg, l.NATS)
+	}
+	return l, err
+}
+
 // checkAccepted returns an error unless the fault that was found is the one that the operator accepts.
 func (r *repair) checkAccepted(f *finding) error {
 	if f.code == "" || f.accepts(r.o.Accept) {
@@ -119,7 +130,7 @@ func (r *repair) checkAccepted(f *finding) error {
 
 // planOnly reports what a repair would do. It returns the fault that was found, as nothing is repaired.
 func (r *repair) planOnly(ctx context.Context, f *finding) error {
-	l, err := backfill.Open(ctx, r.cfg, r.log)
+	l, err := r.open(ctx)
 	if err != nil {
 		return err
 	}

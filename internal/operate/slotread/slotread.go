@@ -6,7 +6,9 @@ package slotread
 import (
 	"context"
 	"log/slog"
+	"math"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
@@ -24,12 +26,14 @@ func Decode(
 	ctx context.Context, cfg config.Config, l *wiring.Layout, limit int, log *slog.Logger,
 	f func(*decoder.Result) error,
 ) error {
-	return decode(ctx, cfg, wiring.Decoder(cfg, l), limit, log, f)
+	return decode(ctx, cfg, wiring.Decoder(cfg, l), limit, log, func(r *decoder.Result, _ outbox.LSN) error {
+		return f(r)
+	})
 }
 
 func decode(
 	ctx context.Context, cfg config.Config, dc decoder.Config, limit int, log *slog.Logger,
-	f func(*decoder.Result) error,
+	f func(r *decoder.Result, complete outbox.LSN) error,
 ) error {
 	dec := decoder.New(dc)
 	var res decoder.Result
@@ -42,17 +46,20 @@ func decode(
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
 		}
-		return f(&res)
+		return f(&res, dec.Complete())
 	})
 }
 
 // Order puts what the slot holds in order, as a session that starts from a checkpoint would; recent is what
 // gap mode remembers there. It calls result with each decoded message before it is taken in, and window with
-// each window as it closes. It returns what is held at the end: how many events and bytes are not due yet.
+// each window as it closes. The cuts behind the checkpoint are carried out as a session does it, and cut is
+// called with each before its window. It returns what is held at the end: how many events and bytes are not
+// due yet.
 func Order(
 	ctx context.Context, cfg config.Config, l *wiring.Layout, from relay.Checkpoint,
-	recent []outbox.Counter, limit int, log *slog.Logger,
-	result func(*decoder.Result) error, window func(*reorder.Window) error,
+	recent []outbox.Counter, cuts []checkpoint.StoredCut, limit int, log *slog.Logger,
+	result func(*decoder.Result) error, cut func(checkpoint.StoredCut) error,
+	window func(*reorder.Window) error,
 ) (events int, bytes int64, err error) {
 	buf := reorder.New(reorder.Config{
 		Settings: from.Settings, Start: from.Published(), Due: from.Due, PublishedAhead: from.PublishedAhead,
@@ -61,7 +68,22 @@ func Order(
 		Scratch: tempfile.Dir(cfg.Reorder.SpillDir), MaxSpill: cfg.Reorder.MaxSpill, Stop: ctx.Err,
 	})
 	defer buf.Discard()
-	err = Decode(ctx, cfg, l, limit, log, func(r *decoder.Result) error {
+	carryOut := func(complete outbox.LSN) error { // all inputs up to there were read, and none beyond
+		for ; len(cuts) > 0 && cuts[0].LSN <= complete; cuts = cuts[1:] {
+			if err := cut(cuts[0]); err != nil {
+				return err
+			}
+			w, err := buf.Cut(cuts[0].LSN)
+			if err == nil && w != nil {
+				err = window(w)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	take := func(r *decoder.Result) error {
 		if err := result(r); err != nil {
 			return err
 		}
@@ -79,7 +101,17 @@ func Order(
 			return window(w)
 		}
 		return nil
+	}
+	err = decode(ctx, cfg, wiring.Decoder(cfg, l), limit, log, func(r *decoder.Result,
+		complete outbox.LSN) error {
+		if err := take(r); err != nil {
+			return err
+		}
+		return carryOut(complete)
 	})
+	if err == nil && limit == 0 { // the WAL was read to its end
+		err = carryOut(math.MaxUint64)
+	}
 	events, bytes = buf.Held()
 	return events, bytes, err
 }
@@ -103,7 +135,7 @@ func CountUnpublished(
 	}
 	// Payloads are not needed: MaxPayload is as small as it can be.
 	dc := decoder.Config{TableOID: table, Mapping: mapping, Slot: cfg.Slot, MaxPayload: 1}
-	err = decode(ctx, cfg, dc, 0, log, func(r *decoder.Result) error {
+	err = decode(ctx, cfg, dc, 0, log, func(r *decoder.Result, _ outbox.LSN) error {
 		c := r.Commit
 		if r.Kind != decoder.Commit || c.Kind != relay.Events || c.LSN <= from.Due {
 			return nil

@@ -45,6 +45,9 @@ func (u *uninstall) check(ctx context.Context) error {
 	if u.cfg.Cluster.Elsewhere() {
 		return u.checkElsewhere(ctx)
 	}
+	if err := u.checkStandbys(ctx); err != nil {
+		return err
+	}
 	if u.ours() {
 		if err := u.checkSlot(ctx); err != nil {
 			return err
@@ -79,6 +82,19 @@ func (u *uninstall) checkElsewhere(ctx context.Context) error {
 			"of the home's rows may be in no message yet", u.cfg.Stream, home.Epoch)
 	}
 	return nil
+}
+
+// checkStandbys looks for clusters that stand by for this stream: their slots would keep WAL for ever.
+func (u *uninstall) checkStandbys(ctx context.Context) error {
+	if !u.cfg.Cluster.Shared() || u.o.Gone == GoneNATS {
+		return nil
+	}
+	clusters, err := u.store.Standbys(ctx)
+	for _, n := range clusters {
+		u.refuse(codeStandby, "Stop that cluster's outflow, and run `outflow uninstall` there first",
+			"cluster %d stands by for stream %s", n, u.cfg.Stream)
+	}
+	return err
 }
 
 func (u *uninstall) checkRecord() {

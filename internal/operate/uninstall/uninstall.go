@@ -69,9 +69,11 @@ const (
 	codeUnknown     = "uninstall_unknown"
 	codeUnfinished  = "uninstall_unfinished"
 	codeServer      = "uninstall_server"
+	codeStandby     = "uninstall_standby"
 )
 
-var acceptable = []string{codeUnpublished, codeUnread, codeUnknown, codeUnfinished, codeServer}
+var acceptable = []string{codeUnpublished, codeUnread, codeUnknown, codeUnfinished, codeServer,
+	codeStandby}
 
 // Report says what uninstall found, and what it did. The JSON names are stable.
 type Report struct {
