@@ -78,7 +78,7 @@ func TestCommandsOfASharedStream(t *testing.T) {
 	} {
 		args := strings.Fields(c.args)
 		if c.refused == owners {
-			home.MustFail(3, args, "cluster_owner", "cluster 2 makes stream HOME1", "`outflow run` here, at home")
+			home.MustFail(3, args, "cluster_owner", "cluster 2 makes stream HOME1", "`outflow run` here")
 		} else {
 			home.MustRun(args...)
 		}

@@ -3,16 +3,19 @@ package clusters
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 )
 
 // inSharedMode are the settings that switch the take-over on.
@@ -134,9 +137,42 @@ func (s *sharedHome) mustBeTheHomes() (cuts int) {
 	return v.Cuts
 }
 
-// TestAnotherClusterTakesOverTheStream: whenever the home, or its outflow alone, is killed, another cluster
-// goes on with its stream; whoever has it is killed as well, and the home takes it back. In the end the
-// stream is what the rules make of the home's WAL and the cuts: nothing is missing, twice or out of order.
+// fault makes an outflow silent in one of four ways: a kill; one with its database's server, if there is one;
+// a sleep with what it sends until onTheirWay returns on its way to NATS, where it arrives before it wakes up;
+// a link to NATS that is cut. It returns what ends that.
+func (s *sharedHome) fault(kind string, o *harness.Outflow, link *faultproxy.Proxy, pg *pgserver.Server,
+	onTheirWay func()) func() {
+	s.Helper()
+	switch kind {
+	case "kill":
+		o.Kill()
+		return o.Start
+	case "server":
+		o.Kill()
+		harness.Must(s, pg.Kill())
+		return func() {
+			harness.Must(s, pg.Start(s.Context()))
+			o.Start()
+		}
+	case "sleep":
+		link.Mute(faultproxy.ToServer, true)
+		onTheirWay()
+		harness.Must(s, o.Process.Pause())
+		return func() {
+			link.Heal()
+			harness.Must(s, o.Process.Resume())
+		}
+	default:
+		link.Refuse(true)
+		link.Cut()
+		return link.Heal
+	}
+}
+
+// TestAnotherClusterTakesOverTheStream: whenever the home, or its outflow alone, is killed, sleeps or can't
+// reach NATS, another cluster goes on with its stream; whoever has it fails as well, and a third one goes on
+// or it comes back; the home takes it back. In the end the stream is what the rules make of the home's WAL
+// and the cuts: nothing is missing, twice or out of order.
 func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
@@ -146,17 +182,31 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, uint64(major)))
 			s := newSharedHome(t, major, 3)
-			s.home.o.Start()
-			s.awaitOwner("the home has the stream", map[int]*harness.Outflow{1: s.home.o})
-			others := map[int]*harness.Outflow{}
+			all, links := map[int]*harness.Outflow{1: s.home.o}, map[int]*faultproxy.Proxy{}
 			for i, o := range s.others {
+				all[i+2] = o
+			}
+			for n, o := range all {
+				proxy, url, err := faultproxy.To(s.natsURL)
+				harness.Must(t, err)
+				t.Cleanup(proxy.Close)
+				links[n] = proxy
+				o.Set("NATS_URL=" + url)
+			}
+			home := map[int]*harness.Outflow{1: s.home.o}
+			s.home.o.Start()
+			s.awaitOwner("the home has the stream", home)
+			others := maps.Clone(all)
+			delete(others, 1)
+			for _, o := range others {
 				o.Start()
 				o.AwaitState("standby")
-				others[i+2] = o
 			}
 			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(60, 4))
 			const perRound = 120
 			load := harness.StartLoad(t, s.home.url, harness.RecordedOps(t, rounds*perRound), 4, 60, seed)
+			faults := []string{"kill", "server", "sleep", "cut"}
+			first := rnd.IntN(len(faults)) // each has its turn
 			for round := range rounds {
 				harness.Eventually(t, "the load goes on", func() error {
 					if n := load.Written.Load(); n < int64(round*perRound+perRound/2) {
@@ -164,24 +214,36 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 					}
 					return nil
 				})
-				s.home.o.Kill()
-				server := (round+rnd.IntN(2))%2 == 0
-				if server {
-					harness.Must(t, s.home.pg.Kill())
-				}
+				kind := faults[(first+round)%len(faults)]
+				t.Logf("round %d: the home: %s", round, kind)
+				end := s.fault(kind, s.home.o, links[1], s.home.pg, func() {
+					harness.Eventually(t, "some is on its way", func() error {
+						if n := load.Written.Load(); n < int64(round*perRound+perRound/2+20) {
+							return fmt.Errorf("%d written", n)
+						}
+						return nil
+					})
+				})
 				by := s.awaitOwner("taken over", others)
 				if rnd.IntN(2) == 0 { // whoever has it comes back, or another one takes it
-					others[by].Kill()
-					time.Sleep(time.Duration(rnd.IntN(int(2 * time.Second))))
-					others[by].Start()
-					by = s.awaitOwner("after a kill of the owner", others)
+					kind := []string{"kill", "sleep", "cut"}[rnd.IntN(3)]
+					t.Logf("round %d: cluster %d: %s", round, by, kind)
+					back := s.fault(kind, others[by], links[by], nil, func() {})
+					if rnd.IntN(2) == 0 {
+						third := maps.Clone(others)
+						delete(third, by)
+						s.awaitOwner("a third one goes on", third)
+					} else {
+						time.Sleep(time.Duration(rnd.IntN(int(2 * time.Second))))
+					}
+					back()
+					by = s.awaitOwner("after a fault of the owner", others)
 				}
-				if server {
+				if kind == "server" {
 					s.awaitReplicated(by)
-					harness.Must(t, s.home.pg.Start(t.Context()))
 				}
-				s.home.o.Start()
-				s.awaitOwner("the home is back", map[int]*harness.Outflow{1: s.home.o})
+				end()
+				s.awaitOwner("the home is back", home)
 				for _, o := range s.others {
 					harness.Eventually(t, "the others stand by", func() error {
 						if n := owner(o); n != 1 {
@@ -193,7 +255,11 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 			}
 			load.Wait(t)
 			cuts := s.mustBeTheHomes()
-			t.Logf("%d cuts", cuts)
+			epoch, _ := s.home.o.Series("outflow_cluster_epoch")
+			t.Logf("%v take-overs, %d cuts", epoch-1, cuts)
+			if epoch < float64(1+2*rounds) {
+				t.Errorf("epoch %v after %d rounds", epoch, rounds)
+			}
 		})
 	}
 }
