@@ -24,14 +24,14 @@ func (s *Set) Decorate(c *pipeline.Config) {
 		}
 		l.Source = &source{Source: l.Source, set: s}
 		l.JetStream = &jetStream{l.JetStream, s}
-		l.Store = &store{l.Store, s}
+		l.Store = s.store(l.Store)
 		if reopen := l.Reopen; reopen != nil {
 			l.Reopen = func(ctx context.Context) (pipeline.JetStream, pipeline.Store, error) {
 				b, st, err := reopen(ctx)
 				if err != nil {
 					return nil, nil, err
 				}
-				return &jetStream{b, s}, &store{st, s}, nil
+				return &jetStream{b, s}, s.store(st), nil
 			}
 		}
 		if l.Writer != nil {
@@ -125,6 +125,15 @@ func (p *publisher) Acked() uint64 {
 		p.set.hit("ack")
 	}
 	return acked
+}
+
+// store puts the points around both records of a cluster that another one's stream is shared with: whoever
+// stands by takes them apart.
+func (s *Set) store(st pipeline.Store) pipeline.Store {
+	if e, ok := st.(*pipeline.Elsewhere); ok {
+		return &pipeline.Elsewhere{Home: &store{e.Home, s}, Own: &store{e.Own, s}}
+	}
+	return &store{st, s}
 }
 
 type store struct {

@@ -138,10 +138,11 @@ func (s *sharedHome) mustBeTheHomes() (cuts int) {
 }
 
 // fault makes an outflow silent in one of four ways: a kill; one with its database's server, if there is one;
-// a sleep with what it sends until onTheirWay returns on its way to NATS, where it arrives before it wakes up;
-// a link to NATS that is cut. It returns what ends that.
+// a sleep, while what it sent before onTheirWay returned is on its way to NATS, where it arrives before it
+// wakes up; a link to NATS that is cut. It returns what ends that.
 func (s *sharedHome) fault(kind string, o *harness.Outflow, link *faultproxy.Proxy, pg *pgserver.Server,
-	onTheirWay func()) func() {
+	onTheirWay func(),
+) (end func()) {
 	s.Helper()
 	switch kind {
 	case "kill":
