@@ -10,8 +10,8 @@ import (
 )
 
 // TestAPromotedHomeTakesTheStreamBack: a standby of the home's server is promoted while another cluster makes
-// its stream. With the home's slot on it, which PostgreSQL 17 and newer synchronise, the home takes the stream
-// back; without it, when it is repaired. Each event is in the stream once.
+// its stream. With the home's slot on it, which PostgreSQL 17 and newer synchronise, the home takes the
+// stream back; without it, when it is repaired. Each event is in the stream once.
 func TestAPromotedHomeTakesTheStreamBack(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
