@@ -18,8 +18,8 @@ func (m *mesh) begin(ctx context.Context) error {
 	if err := m.write(ctx); err != nil {
 		return err
 	}
-	m.story.say("people type at all three into the same documents, from recorded sessions; a naive relay at " +
-		"each, for comparison")
+	m.story.say("people type at all three, from recorded sessions, into the same documents; for comparison " +
+		"there is a naive relay at each")
 	m.story.tellsOf(m.state)
 	return m.more(ctx, 1, 2, 3)
 }
@@ -69,16 +69,17 @@ func (m *mesh) cutLink(ctx context.Context) error {
 	if err := m.more(ctx, 1, 2); err != nil {
 		return err
 	}
-	here, err := m.all[0].rows(ctx, 1)
-	if err != nil {
-		return err
-	}
 	there, err := m.all[1].rows(ctx, 1)
 	if err != nil {
 		return err
 	}
-	m.story.say("        cluster 2 lacks %d rows of home 1, all readers have %d of its %d events", here-there,
-		m.published(1), here)
+	read := m.published(1)
+	here, err := m.all[0].rows(ctx, 1)
+	if err != nil {
+		return err
+	}
+	m.story.say("        cluster 2 lacks %d rows of home 1, but all readers have %d of its %d events", here-there,
+		read, here)
 	for _, way := range [][2]int{{1, 2}, {2, 1}} {
 		m.links[way].Heal()
 	}
@@ -120,12 +121,12 @@ func (m *mesh) killCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.story.say("        cluster %d goes on with the stream of home 3 after %.1f s (maximum_delay %v), epoch %d",
-		by, time.Since(killed).Seconds(), maximumDelay, epoch)
+	m.story.say("        cluster %d goes on with the stream of home 3 after %.1f s (maximum_delay %v), "+
+		"epoch %d", by, time.Since(killed).Seconds(), maximumDelay, epoch)
 	if err := m.more(ctx, 1, 2); err != nil {
 		return err
 	}
-	m.story.say("        of the %d events that home 3 has committed, %d are published; the others are on its disk",
+	m.story.say("        of the %d events that home 3 has committed, %d are published; the others wait for it",
 		c.written.Load(), m.published(dies))
 	if err := c.pg.Start(ctx); err != nil {
 		return err
@@ -170,6 +171,7 @@ func (m *mesh) sleep(ctx context.Context) error {
 	if _, epoch, err = m.owner(ctx, sleeps, epoch, sleeps); err != nil {
 		return err
 	}
-	m.story.say("BACK    it has seen that another one had gone on, and makes its stream again, epoch %d", epoch)
+	m.story.say("BACK    it has seen that another one went on, and makes its stream again, epoch %d",
+		epoch)
 	return m.more(ctx, 1, 2, 3)
 }

@@ -246,6 +246,13 @@ func (m *mesh) until(ctx context.Context, what string, check func(context.Contex
 		if last == nil {
 			return nil
 		}
+		for _, c := range m.all {
+			for _, o := range c.homes {
+				if err := o.alive(); err != nil {
+					return err
+				}
+			}
+		}
 		select {
 		case err := <-m.failed:
 			return err

@@ -30,6 +30,7 @@ type outflow struct {
 	listen   string
 	log      string // file
 	child    *process.Process
+	running  bool // it should
 }
 
 func newOutflow(m *mesh, c *cluster, home int) (*outflow, error) {
@@ -56,7 +57,8 @@ func newOutflow(m *mesh, c *cluster, home int) (*outflow, error) {
 			"OUTFLOW_CLUSTER_SUBSCRIPTION=from_"+strconv.Itoa(home))
 	}
 	// How clusters go on for one another.
-	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE=shared", "OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String(),
+	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE=shared",
+		"OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String(),
 		"OUTFLOW_SINK_DURABLE_AFTER=0s")
 	return o, nil
 }
@@ -86,19 +88,21 @@ func (o *outflow) start() error {
 	cmd := exec.Command(o.binary, "run")
 	cmd.Env, cmd.Stdout, cmd.Stderr = o.env, log, log
 	o.child, err = process.Start(cmd, syscall.SIGKILL)
+	o.running = err == nil
 	return err
 }
 
 // kill ends it with kill -9, if it runs.
 func (o *outflow) kill() {
+	o.running = false
 	if o.child != nil && o.child.Running() {
 		_ = o.child.Kill() // it may just have ended
 	}
 }
 
-// alive says how it ended, if it did.
+// alive says how it ended, if it should run.
 func (o *outflow) alive() error {
-	if o.child.Running() {
+	if !o.running || o.child.Running() {
 		return nil
 	}
 	return fmt.Errorf("the outflow of home %d on cluster %d ended: %w", o.home, o.at, o.child.Wait())
@@ -143,17 +147,13 @@ func (o *outflow) tail() string {
 	return string(b[max(0, len(b)-2000):])
 }
 
-// owner waits until one of these clusters makes the stream of a home, by what its own process says, in a later
-// epoch than this one.
+// owner waits until one of these clusters makes the stream of a home, by what its own process says, in a
+// later epoch than this one.
 func (m *mesh) owner(ctx context.Context, home, after int, of ...int) (by, epoch int, err error) {
-	err = m.until(ctx, fmt.Sprint("somebody makes the stream of home ", home), func(ctx context.Context) error {
+	what := fmt.Sprint("somebody makes the stream of home ", home)
+	err = m.until(ctx, what, func(ctx context.Context) error {
 		for _, at := range of {
-			o := m.all[at-1].homes[home-1]
-			if err := o.alive(); err != nil {
-				m.fail(err)
-				return err
-			}
-			if owner, n, err := o.owner(ctx); err == nil && owner == at && n > after {
+			if owner, n, err := m.all[at-1].homes[home-1].owner(ctx); err == nil && owner == at && n > after {
 				by, epoch = at, n
 				return nil
 			}

@@ -33,8 +33,8 @@ func (v *verdict) good() error {
 	for home, readers := range v.outflow {
 		for at, f := range readers {
 			if !f.exact() || v.committed[home] == 0 {
-				errs = append(errs, fmt.Errorf("home %d, read at cluster %d: not each event once and in order",
-					home+1, at+1))
+				errs = append(errs, fmt.Errorf("home %d, read at cluster %d: not each event once and in "+
+					"order", home+1, at+1))
 			}
 		}
 	}
@@ -43,7 +43,8 @@ func (v *verdict) good() error {
 
 func (v *verdict) String() string {
 	var b strings.Builder
-	b.WriteString("\nverdict: missing / twice / out of order, of each home's events, as read at each cluster\n\n")
+	b.WriteString("\nverdict: missing / twice / out of order, of each home's events, as read at each " +
+		"cluster\n\n")
 	line := func(name, committed string, readers [clusters]found, cell func(found) string) {
 		fmt.Fprintf(&b, "%-15s%10s", name, committed)
 		for _, f := range readers {
@@ -62,7 +63,9 @@ func (v *verdict) String() string {
 	}
 	for home, n := range v.committed {
 		line(fmt.Sprint("relays   home ", home+1), fmt.Sprint(n), v.relays[home], counts)
-		line("         copies", "", v.relays[home], func(f found) string { return fmt.Sprintf("%.2f", f.copies()) })
+		line("         copies", "", v.relays[home], func(f found) string {
+			return fmt.Sprintf("%.2f", f.copies())
+		})
 	}
 	return b.String()
 }
@@ -101,7 +104,8 @@ func (m *mesh) arrived(ctx context.Context) error {
 			}
 			t := c.streams[home.number-1]
 			if n := t.of(home.number).events; n < written {
-				return fmt.Errorf("%d of %d events of home %d at cluster %d", n, written, home.number, c.number)
+				return fmt.Errorf("%d of %d events of home %d are read at cluster %d", n, written,
+					home.number, c.number)
 			}
 			if err := c.atEnd(ctx, streamOf(home.number), t); err != nil {
 				return err
@@ -208,7 +212,8 @@ func (t *tally) strangers(home int) (errs []error) {
 	}
 	for of, f := range t.count {
 		if of != home && f.events > 0 {
-			errs = append(errs, fmt.Errorf("the stream of home %d has %d events of home %d", home, f.events, of))
+			errs = append(errs, fmt.Errorf("the stream of home %d has %d events of home %d", home, f.events,
+				of))
 		}
 	}
 	return errs

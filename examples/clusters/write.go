@@ -72,8 +72,8 @@ func insert(ctx context.Context, conn *pgx.Conn, url string, op *recording.Op) (
 			return conn, err
 		}
 	}
-	_, err := conn.Exec(ctx, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, $2, $3, $4)",
-		op.Doc, op.Actor, op.Counter, string(op.Payload))
+	_, err := conn.Exec(ctx, "INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES "+
+		"($1, $2, $3, $4)", op.Doc, op.Actor, op.Counter, string(op.Payload))
 	return conn, err
 }
 
