@@ -78,8 +78,8 @@ func (m *mesh) cutLink(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.story.say("        cluster 2 lacks %d rows of home 1, but all readers have %d of its %d events", here-there,
-		read, here)
+	m.story.say("        cluster 2 lacks %d rows of home 1, but all readers have %d of its %d events",
+		here-there, read, here)
 	for _, way := range [][2]int{{1, 2}, {2, 1}} {
 		m.links[way].Heal()
 	}
@@ -126,8 +126,8 @@ func (m *mesh) killCluster(ctx context.Context) error {
 	if err := m.more(ctx, 1, 2); err != nil {
 		return err
 	}
-	m.story.say("        of the %d events that home 3 has committed, %d are published; the others wait for it",
-		c.written.Load(), m.published(dies))
+	m.story.say("        of home 3, %d events are published, of %d that it has committed", m.published(dies),
+		c.written.Load())
 	if err := c.pg.Start(ctx); err != nil {
 		return err
 	}
