@@ -41,7 +41,6 @@ type mesh struct {
 	beside sync.WaitGroup // writers and relays
 	typing atomic.Int64   // writers
 	enough chan struct{}  // closed: writers end
-	ended  sync.Once      // closes it
 	failed chan error     // of whatever runs beside the acts; has room for one
 }
 

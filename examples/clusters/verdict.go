@@ -73,7 +73,7 @@ func (v *verdict) String() string {
 // end lets writers end, and waits until all that is committed has come everywhere.
 func (m *mesh) end(ctx context.Context) error {
 	m.story.say("ENOUGH  writers end; what is on its way arrives")
-	m.ended.Do(func() { close(m.enough) })
+	close(m.enough)
 	err := m.until(ctx, "everything has come", m.arrived)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		m.story.say("        %v", err) // the verdict says what is missing
