@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,6 +93,8 @@ var rules = []Check{
 	}},
 	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
 		"sink.durable_after", "reorder.tick"}, sharedMode},
+	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
+		"cluster.subscriptions", "cluster.subscription", "reorder.mode", "reorder.tick"}, islandsMode},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+
@@ -141,9 +145,10 @@ var rules = []Check{
 	}},
 }
 
-// leastDelay is the least cluster.maximum_delay of the shared mode. Whoever makes a stream gives a sign of
-// life four times in it, and at most one a second; a start, which gives none, takes less than a second as a
-// rule.
+// leastDelay is the least cluster.maximum_delay where one cluster does another one's work. In the shared mode
+// whoever makes a stream gives a sign of life four times in it, and at most one a second; a start, which gives
+// none, takes less than a second as a rule. In the islands mode it is eight times in it, and a row that takes
+// a quarter of it to be written is not written.
 const leastDelay = 5 * time.Second
 
 // sharedMode refuses what the shared mode can't go with.
@@ -170,6 +175,49 @@ func sharedMode(c Config) error {
 	case c.Reorder.Tick == TickOff:
 		return refuse("reorder.tick", "an idle home that says nothing looks like one that is gone",
 			"Set reorder.tick to wal")
+	}
+	return nil
+}
+
+// islandsMode refuses what the islands mode can't go with.
+func islandsMode(c Config) error {
+	l := c.Cluster
+	refuse := func(setting, why, hint string) error {
+		return usageFault(c.describe(setting)+": "+why, hint+", or set cluster.mode to none")
+	}
+	switch {
+	case !l.Islands():
+		return nil
+	case l.ID == 0 || l.Count < 2:
+		return refuse("cluster.count", "at least two clusters publish for one another",
+			"Set cluster.id and cluster.count")
+	case l.Control == "":
+		return refuse("cluster.control", "without a control table clusters can't say anything to one another",
+			"Set cluster.control")
+	case l.MaximumDelay < leastDelay:
+		return refuse("cluster.maximum_delay", "a home would be taken for silent while it lives",
+			"Set at least "+leastDelay.String())
+	case c.Reorder.Mode == ModeGap:
+		return refuse("reorder.mode", "what is left to other clusters is not in the stream, from which gap "+
+			"mode reads what it remembers", "Set reorder.mode to horizon")
+	case c.Reorder.Tick == TickOff:
+		return refuse("reorder.tick", "what an idle home has written last would be open everywhere",
+			"Set reorder.tick to wal")
+	}
+	others := l.Others()
+	for n := range l.Count {
+		if n++; n != l.ID && others[n] == "" {
+			return refuse("cluster.subscriptions", fmt.Sprintf("there is none of cluster %d", n),
+				"Name for each other cluster the subscription that brings its rows, as in 2=from_2,3=from_3")
+		}
+	}
+	switch named := slices.Collect(maps.Values(others)); {
+	case len(others) != l.Count-1:
+		return refuse("cluster.subscriptions", fmt.Sprintf("there is one of a cluster that is not one of "+
+			"the %d others", l.Count-1), "Name one for each other cluster alone")
+	case l.Subscription != "" && !slices.Contains(named, l.Subscription):
+		return refuse("cluster.subscription", "it is not one of "+c.describe("cluster.subscriptions"),
+			"Name it for the cluster whose rows it brings")
 	}
 	return nil
 }

@@ -108,3 +108,58 @@ func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
 		}
 	}
 }
+
+// The islands mode goes with what it needs alone: each that is missing is named, with the way out.
+func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
+	t.Parallel()
+	islands := Args{"cluster.id": "1", "cluster.count": "3", "cluster.control": "outflow_control",
+		"cluster.maximum_delay": "5s", "cluster.subscriptions": "3=from_3, 2=from_2"}
+	load := func(args Args) (Config, error) {
+		c, err := Load(args, nil)
+		if err == nil {
+			c.Cluster.Mode = ModeIslands
+			err = islandsMode(c)
+		}
+		return c, err
+	}
+	c, err := load(islands)
+	if err != nil || !c.Cluster.Islands() || c.Cluster.Elsewhere() ||
+		c.Cluster.Subscriptions != "2=from_2,3=from_3" ||
+		!maps.Equal(c.Cluster.Others(), map[int]string{2: "from_2", 3: "from_3"}) {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
+	away := maps.Clone(islands)
+	away["cluster.subscription"] = "from_2"
+	if c, err := load(away); err != nil || c.Cluster.Elsewhere() {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
+	for _, refused := range []struct {
+		change Args
+		says   string
+	}{
+		{Args{"cluster.count": "1"}, "at least two clusters"},
+		{Args{"cluster.count": "0"}, "at least two clusters"},
+		{Args{"cluster.control": ""}, "Set cluster.control"},
+		{Args{"cluster.maximum_delay": "4999ms"}, "Set at least 5s"},
+		{Args{"reorder.mode": "gap"}, "Set reorder.mode to horizon"},
+		{Args{"reorder.tick": "off"}, "Set reorder.tick to wal"},
+		{Args{"shard": "0/2"}, "divided"},
+		{Args{"source": "both"}, "not replicated"},
+		{Args{"cluster.subscriptions": ""}, "none of cluster 2"},
+		{Args{"cluster.subscriptions": "2=from_2"}, "none of cluster 3"},
+		{Args{"cluster.subscriptions": "1=from_1,2=from_2,3=from_3"}, "not one of the 2 others"},
+		{Args{"cluster.subscriptions": "2=from_2,3=from_3,4=from_4"}, "not one of the 2 others"},
+		{Args{"cluster.subscriptions": "2=from_2,2=from_3"}, "cluster 2: there twice"},
+		{Args{"cluster.subscriptions": "2=from_2,3=from_2"}, "subscription from_2: there twice"},
+		{Args{"cluster.subscriptions": "2=from_2,65=from_3"}, "number=name"},
+		{Args{"cluster.subscriptions": "from_2,from_3"}, "number=name"},
+		{Args{"cluster.subscription": "from_4"}, "Name it for the cluster"},
+	} {
+		args := maps.Clone(islands)
+		maps.Copy(args, refused.change)
+		if _, err := load(args); outbox.ClassOf(err) != outbox.Usage ||
+			!strings.Contains(err.Error(), refused.says) {
+			t.Errorf("%v: %v", refused.change, err)
+		}
+	}
+}

@@ -75,6 +75,9 @@ type Cluster struct {
 	MaximumDelay time.Duration
 	Control      string // a table's name; "": ticks and changes of settings are logical messages
 	Subscription string // what it brings is published; "": what is written here
+	// Subscriptions names, as number=name,…, the one that brings each other cluster's rows; see
+	// [Cluster.Others].
+	Subscriptions string
 }
 
 // The values of cluster.mode.
@@ -83,12 +86,27 @@ const (
 	// clusters share one NATS, in which each home's stream is, and another one goes on with the stream of a
 	// home that is silent
 	ModeShared = "shared"
+	// clusters share nothing, and another one publishes for a home that is silent into a stream of its own
+	ModeIslands = "islands"
 )
 
 // Shared reports whether clusters share the stream.
 func (c Cluster) Shared() bool { return c.Mode == ModeShared }
 
-// Elsewhere reports whether that stream is another cluster's, which is its home.
+// Islands reports whether clusters that share nothing publish for one another.
+func (c Cluster) Islands() bool { return c.Mode == ModeIslands }
+
+// Others are the subscriptions that bring the other clusters' rows, by their numbers; nil where clusters don't
+// publish for one another into streams of their own.
+func (c Cluster) Others() map[int]string {
+	if !c.Islands() {
+		return nil
+	}
+	others, _ := parseSubscriptions(c.Subscriptions) // as it was read
+	return others
+}
+
+// Elsewhere reports whether the stream that clusters share is another one's, which is its home.
 func (c Cluster) Elsewhere() bool { return c.Shared() && c.Subscription != "" }
 
 // NATS says how NATS is reached. At most one way to authenticate is set.

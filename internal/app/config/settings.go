@@ -102,6 +102,11 @@ var settings = []setting{
 			"needs cluster.control, with the name that the table has there.",
 		bind: func(c *Config) value { return textValue{&c.Cluster.Subscription, emptyOrIdentifier} }},
 
+	{path: "cluster.subscriptions", want: "number=name,number=name,... with a cluster.id each",
+		doc: "With cluster.mode: islands, the subscription that brings the rows of each other cluster. Without " +
+			"it, it is read and has no effect.",
+		bind: func(c *Config) value { return subscriptionsValue{&c.Cluster.Subscriptions} }},
+
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,
 		want: "one or more of nats://host:4222, tls://host:4222, separated by commas",
 		doc:  "The servers.",
