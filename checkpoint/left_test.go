@@ -156,7 +156,7 @@ func TestAHelloIsTakenOnce(t *testing.T) {
 	ensure(ctx, t, s)
 	_ = save(ctx, t, s, leaving(), 0)
 	_, _, err := s.Load(ctx)
-	refused(t, err, "record_version", outbox.Fatal, "", nil)
+	refused(t, err, CodeMode, outbox.Fatal, "", nil)
 	own := NewStore(jsapi.New(nc, ""), StoreConfig{Stream: "OUTBOX", Slot: "outflow", Cluster: 1})
 	r, rev := load(ctx, t, own)
 	next, err := r.NextHello(nil)
@@ -181,5 +181,42 @@ func TestWhatBringsTheOthersRowsIsNamed(t *testing.T) {
 	f := outbox.FaultOf(err)
 	if f == nil || f.Code != CodePublication || !strings.HasPrefix(f.Message, "one of the subscriptions ") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestARecordSaysOfWhichClusterItIs: one that publishes with others rests on their subscriptions, and its
+// record is refused under another cluster.id and without the mode.
+func TestARecordSaysOfWhichClusterItIs(t *testing.T) {
+	t.Parallel()
+	r := record(at(0x1000, 5, time.Hour))
+	r.Mapping.Control, r.Mapping.Cluster = "public.outflow_control", 2
+	r.Publication.Subscription = "pg_1 pg_3"
+	doc, err := r.Encode()
+	must.Succeed(t, err)
+	got, err := Decode(doc)
+	if err != nil || got.Version != clustersVersion || got.Mapping != r.Mapping {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for _, id := range []int{0, 3} {
+		other, rd := config, readings()
+		other.Mapping = r.Mapping
+		other.Mapping.Cluster = id
+		rd.Record = got
+		if _, err := Resolve(other, rd); outbox.FaultOf(err) == nil ||
+			outbox.FaultOf(err).Code != "mapping_changed" {
+			t.Errorf("cluster %d: %v", id, err)
+		}
+	}
+	for name, change := range map[string]func(*Record){
+		"no control table": func(r *Record) { r.Mapping.Control = "" },
+		"an owner":         func(r *Record) { r.Owner, r.Epoch = 1, 1 },
+		"no cluster":       func(r *Record) { r.Mapping.Cluster = outbox.MaxCluster + 1 },
+		"none at all":      func(r *Record) { r.Mapping.Cluster = 0 },
+	} {
+		bad := *r
+		change(&bad)
+		if _, err := bad.Encode(); err == nil {
+			t.Errorf("%s: taken", name)
+		}
 	}
 }

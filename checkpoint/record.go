@@ -161,7 +161,7 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
-	case c.Epoch > 0, c.Hello > 0, c.Reader != nil,
+	case c.Epoch > 0, c.Hello > 0, c.Reader != nil, c.Mapping.Cluster > 0,
 		slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Said != relay.Said{} }):
 		c.Version = clustersVersion
 	case slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return counts(p.Checkpoint) }):
@@ -251,8 +251,12 @@ func (r *Record) validate() error {
 		return fmt.Errorf("control table of source %v in version %d", r.Mapping.Source, r.Version)
 	case r.Mapping.Away() && (r.Mapping.Control == "" || r.Mapping.OwnOnly):
 		return errors.New("a subscription without a control table, or of own transactions")
-	case !r.Mapping.Away() && r.Publication.Subscription != "":
+	case !r.Mapping.Away() && r.Mapping.Cluster == 0 && r.Publication.Subscription != "":
 		return errors.New("what is published has a subscription, the mapping has none")
+	case r.Mapping.Cluster != 0 && (r.Mapping.Control == "" || r.Epoch > 0 || r.Version < clustersVersion ||
+		r.Mapping.Cluster < 0 || r.Mapping.Cluster > outbox.MaxCluster):
+		return fmt.Errorf("cluster %d with control table %q, in epoch %d, in version %d", r.Mapping.Cluster,
+			r.Mapping.Control, r.Epoch, r.Version)
 	case r.Created.IsZero():
 		return errors.New("no creation time of the stream")
 	case r.Creating && r.Repairing != "":

@@ -287,6 +287,9 @@ func mappingText(m relay.Mapping) string {
 	if m.Away() {
 		origin += " subscription=" + m.Subscription
 	}
+	if m.Cluster != 0 {
+		origin += fmt.Sprintf(" islands, cluster.id=%d", m.Cluster)
+	}
 	return fmt.Sprintf("source=%v origin=%s table=%s doc_id=%s actor_id=%s counter=%s%s seq_key=%s "+
 		"payload=%s",
 		m.Source, origin, m.Table, m.Doc, m.Actor, m.Counter, span, m.Key, m.Payload)

@@ -60,7 +60,12 @@ func (s *Store) checkOwner(rec *Record) error {
 			Hint: "Set cluster.mode to shared, as it is on the other clusters",
 		}
 	case rec.Hello > 0 && s.cfg.Cluster == 0:
-		return tooNew(rec.Version, clustersVersion-1)
+		return &outbox.Fault{
+			Class: outbox.Fatal, Code: CodeMode,
+			Message: fmt.Sprintf("other clusters publish what slot %s does not, by its checkpoint record, "+
+				"and cluster.mode is not islands", rec.Slot),
+			Hint: "Set cluster.mode to islands, as it is on the other clusters",
+		}
 	case s.cfg.Owned:
 		return OwnerFault(rec, s.cfg.Cluster)
 	}

@@ -70,6 +70,9 @@ type Mapping struct {
 	// Subscription names the one whose transactions are inputs, with the position and the time that they had
 	// at home, and no others; "": this server is the home.
 	Subscription string `json:"subscription,omitempty"`
+	// Cluster is the cluster.id of whoever publishes this, where clusters that share nothing publish for one
+	// another; 0: they don't.
+	Cluster int `json:"cluster,omitempty"`
 }
 
 // Away reports whether a home's rows are read on another server.

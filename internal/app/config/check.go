@@ -146,9 +146,9 @@ var rules = []Check{
 }
 
 // leastDelay is the least cluster.maximum_delay where one cluster does another one's work. In the shared mode
-// whoever makes a stream gives a sign of life four times in it, and at most one a second; a start, which gives
-// none, takes less than a second as a rule. In the islands mode it is eight times in it, and a row that takes
-// a quarter of it to be written is not written.
+// whoever makes the stream gives a sign of life four times in it, and at most one a second; a start, which
+// gives none, takes less than a second as a rule. In the islands mode it is eight times in it, and a row that
+// takes a quarter of it to be written is not written.
 const leastDelay = 5 * time.Second
 
 // sharedMode refuses what the shared mode can't go with.

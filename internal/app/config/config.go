@@ -96,8 +96,8 @@ func (c Cluster) Shared() bool { return c.Mode == ModeShared }
 // Islands reports whether clusters that share nothing publish for one another.
 func (c Cluster) Islands() bool { return c.Mode == ModeIslands }
 
-// Others are the subscriptions that bring the other clusters' rows, by their numbers; nil where clusters don't
-// publish for one another into streams of their own.
+// Others are the subscriptions that bring the other clusters' rows, by their numbers; nil without the mode
+// islands.
 func (c Cluster) Others() map[int]string {
 	if !c.Islands() {
 		return nil

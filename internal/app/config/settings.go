@@ -103,8 +103,8 @@ var settings = []setting{
 		bind: func(c *Config) value { return textValue{&c.Cluster.Subscription, emptyOrIdentifier} }},
 
 	{path: "cluster.subscriptions", want: "number=name,number=name,... with a cluster.id each",
-		doc: "With cluster.mode: islands, the subscription that brings the rows of each other cluster. Without " +
-			"it, it is read and has no effect.",
+		doc: "With cluster.mode: islands, the subscription that brings the rows of each other cluster. " +
+			"Without that it is read and has no effect.",
 		bind: func(c *Config) value { return subscriptionsValue{&c.Cluster.Subscriptions} }},
 
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,

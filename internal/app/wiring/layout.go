@@ -114,6 +114,21 @@ func NeedHome(cfg config.Config, what string) error {
 	}
 }
 
+// NeedAll refuses what takes each row that is in no message for a missing one, where other clusters publish
+// what the home does not.
+func NeedAll(cfg config.Config, what string) error {
+	if !cfg.Cluster.Islands() {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: checkpoint.CodeMode,
+		Message: fmt.Sprintf("%s is not for a stream that leaves events to other clusters (cluster.mode is "+
+			"islands): it would publish again what those have published", what),
+		Hint: "Start the stream anew: `outflow uninstall`, then `outflow init`. What the stream lacks can " +
+			"be published with `outflow replay`",
+	}
+}
+
 // ApplyTo applies the configuration to a table; without rows, to none.
 func ApplyTo(cfg config.Config, t catalog.Table) (*Layout, error) {
 	template, err := outbox.ParseSubjectTemplate(cfg.Subject)
@@ -131,6 +146,9 @@ func ApplyTo(cfg config.Config, t catalog.Table) (*Layout, error) {
 	l := &Layout{Resolved: r, Table: t, Binary: true}
 	l.Mapping.Subscription = cfg.Cluster.Subscription
 	l.Mapping.OwnOnly = ownOnly(cfg, nil)
+	if cfg.Cluster.Islands() {
+		l.Mapping.Cluster = cfg.Cluster.ID
+	}
 	if !cfg.Source.Rows() {
 		return l, nil
 	}

@@ -97,7 +97,7 @@ func (o *opener) open(ctx context.Context) (_ *pipeline.Conns, err error) {
 		}
 	}
 	var writer pipeline.Writer = o.writer
-	if layout.Mapping.Away() {
+	if layout.Mapping.Away() && !o.cfg.Cluster.Islands() {
 		writer = nil // the home writes ticks and settings
 	}
 	publishing := new(publishing)

@@ -22,10 +22,18 @@ func sharedAs(cfg config.Config) int {
 	return 0
 }
 
+// modeAs is the cluster.id by which a record may be one of clusters; 0: it may not.
+func modeAs(cfg config.Config) int {
+	if cfg.Cluster.Islands() {
+		return cfg.Cluster.ID
+	}
+	return sharedAs(cfg)
+}
+
 // HomeStore is the store of the record of a shared stream, whoever makes that.
 func HomeStore(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot,
-		Cluster: sharedAs(cfg)})
+		Cluster: modeAs(cfg)})
 }
 
 // SessionStore is where a session reads and writes the record, whichever cluster it says to be the owner.

@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/gclimit"
 	"github.com/outflowhq/outflow/internal/app/tempfile"
 	"github.com/outflowhq/outflow/internal/app/tracing"
+	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -36,6 +37,9 @@ func Catalog(cfg config.Config) catalog.Config {
 	if cfg.Source.Rows() {
 		c.Table, c.Shard, c.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
 		c.Control, c.Subscription = cfg.Cluster.Control, cfg.Cluster.Subscription
+		if cfg.Cluster.Islands() {
+			c.Cluster, c.Clusters = cfg.Cluster.ID, cfg.Cluster.Others()
+		}
 	}
 	return c
 }
@@ -138,7 +142,7 @@ func Checkpoint(cfg config.Config, l *Layout) checkpoint.Config {
 // home the stream's record, unless another cluster is the owner.
 func Store(cfg config.Config, c *sink.Conn) *checkpoint.Store {
 	return checkpoint.NewStore(c.API(), checkpoint.StoreConfig{Stream: cfg.Stream, Slot: cfg.Slot,
-		Cluster: sharedAs(cfg), Standby: cfg.Cluster.Elsewhere(), Owned: true})
+		Cluster: modeAs(cfg), Standby: cfg.Cluster.Elsewhere(), Owned: true})
 }
 
 // Pipeline is the whole streamer; decorate, last, may wrap what it is connected to. The function that it last
@@ -157,6 +161,9 @@ func Drainer(cfg config.Config, log *slog.Logger, metrics prometheus.Registerer)
 	func()) {
 	return streamer(&opener{cfg: cfg, log: log, check: func(*Layout) error { return nil }}, metrics, nil)
 }
+
+// signs is how many signs of life a home gives in cluster.maximum_delay.
+const signs = 8
 
 func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipeline.Config)) (
 	*pipeline.Pipeline, func()) {
@@ -180,6 +187,10 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	}
 	if cfg.Cluster.Shared() {
 		pc.MaximumDelay = cfg.Cluster.MaximumDelay
+	}
+	if l := cfg.Cluster; l.Islands() {
+		pc.Islands = &claim.Config{Self: l.ID, Count: l.Count, Delay: l.MaximumDelay,
+			Beat: l.MaximumDelay / signs}
 	}
 	for _, d := range decorate {
 		d(&pc)

@@ -92,3 +92,31 @@ func (s *setup) share(rec *checkpoint.Record) {
 func (s *setup) unshared(rec *checkpoint.Record) bool {
 	return s.cfg.Cluster.Shared() && !s.cfg.Cluster.Elsewhere() && rec.Epoch == 0
 }
+
+// otherCluster refuses a record of clusters that publish for one another, where this is to be none of them or
+// another one, and one of clusters of another kind, where this is to be one: what they have said stays with
+// the others.
+func (s *setup) otherCluster(rec *checkpoint.Record) error {
+	old, new := rec.Mapping, s.layout.Mapping
+	if old.Cluster == new.Cluster || old.Cluster == 0 && rec.Epoch == 0 && !old.Away() {
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: checkpoint.CodeMode,
+		Message: fmt.Sprintf("the checkpoint record of slot %s is %s, the configuration is %s: that can't "+
+			"be changed", s.cfg.Slot, islandText(rec), islandText(&checkpoint.Record{Mapping: new})),
+		Hint: "Set cluster.mode and cluster.id to what they were. To change them, run `outflow uninstall` " +
+			"for each slot on each cluster, then `outflow init`",
+	}
+}
+
+// islandText says what a record is of, as far as cluster.mode decides that.
+func islandText(rec *checkpoint.Record) string {
+	switch {
+	case rec.Mapping.Cluster != 0:
+		return fmt.Sprintf("of cluster %d, with which others publish for one another", rec.Mapping.Cluster)
+	case rec.Epoch > 0:
+		return "of a stream that clusters share"
+	}
+	return "of a cluster for which no other one publishes"
+}

@@ -15,8 +15,8 @@ import (
 // remap changes the mapping, which is source and columns, in the record. Another mapping means another order,
 // so nothing published with the old one may ever be made again: everything written before must be published,
 // and only the newest checkpoint stays in the record. Another name of the same table changes no message: it
-// waits for nothing. That clusters share the stream from now on is taken up in the same way: nothing that was
-// recorded before may say what they could not know.
+// waits for nothing. That clusters share the stream, or publish for one another, from now on is taken up in
+// the same way: nothing that was recorded before may say what they could not know.
 func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	old := r.Record.Mapping
 	renamed := old
@@ -30,6 +30,9 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 				old.Table, s.layout.Mapping.Table),
 			Hint: "Give the other table a slot, a publication and a stream of its own",
 		}
+	}
+	if err := s.otherCluster(r.Record); err != nil {
+		return err
 	}
 	if new := s.layout.Mapping; old.Away() || new.Away() {
 		return &outbox.Fault{
@@ -72,7 +75,8 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		return s.notYet("gap mode holds back events of %d sequences, the oldest in the transaction at %v", n,
 			newest.Holds[0].Oldest.LSN)
 	}
-	if n := len(newest.PublishedAhead); n > 0 && s.unshared(r.Record) {
+	joins := rec.Mapping.Cluster != old.Cluster
+	if n := len(newest.PublishedAhead); n > 0 && (joins || s.unshared(r.Record)) {
 		return s.notYet("%d events are published ahead of the newest checkpoint", n)
 	}
 	u, err := slotread.CountUnpublished(ctx, s.cfg, before.table, old, newest.Checkpoint, s.log)
@@ -119,12 +123,13 @@ type earlier struct {
 }
 
 // readEarlier reads what belongs to the old mapping. If both read rows, or neither, it is the same as for the
-// new one.
+// new one, unless the new one also rests on the subscriptions of other clusters.
 func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, err error) {
-	if old.Source.Rows() == s.cfg.Source.Rows() {
+	if old.Source.Rows() == s.cfg.Source.Rows() && old.Cluster == s.layout.Mapping.Cluster {
 		return earlier{s.layout.Table.OID, s.publication}, nil
 	}
 	pc := wiring.Setup(s.cfg)
+	pc.Config.Cluster, pc.Clusters, pc.Columns = 0, nil, s.layout.Needed()
 	if pc.Table = ""; old.Source.Rows() {
 		pc.Table = old.Table
 	}
@@ -147,8 +152,8 @@ func (s *setup) readEarlier(ctx context.Context, old relay.Mapping) (e earlier, 
 func (s *setup) notYet(format string, args ...any) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "not_published",
-		Message: "the mapping of source and columns, and whether clusters share the stream, cannot be " +
-			"changed yet: " + fmt.Sprintf(format, args...),
+		Message: "the mapping of source and columns, and cluster.mode, cannot be changed yet: " +
+			fmt.Sprintf(format, args...),
 		Hint: "Stop the writers and outflow, run `outflow drain` with the old settings, then `outflow " +
 			"init` again",
 	}

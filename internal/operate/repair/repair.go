@@ -89,6 +89,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if f.code == "" {
 		return r.rep, nil
 	}
+	if err := wiring.NeedAll(cfg, "a repair"); err != nil {
+		return nil, err
+	}
 	switch f.code { // they may still be running: nothing is touched
 	case checkpoint.CodeSnapshotUnfinished:
 		r.rep.Command = "outflow init --snapshot"

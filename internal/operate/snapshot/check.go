@@ -15,6 +15,9 @@ func allowed(cfg config.Config) error {
 	if err := wiring.NeedHome(cfg, "a snapshot"); err != nil {
 		return err
 	}
+	if err := wiring.NeedAll(cfg, "a snapshot"); err != nil {
+		return err
+	}
 	return wiring.NeedTable(cfg, "a snapshot")
 }
 
