@@ -98,7 +98,7 @@ func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
 		{Args{"reorder.tick": "off"}, "Set reorder.tick to wal"},
 		{Args{"shard": "0/2"}, "divided"},
 		{Args{"source": "both"}, "not replicated"},
-		{Args{"cluster.mode": "islands"}, "Give none or shared"},
+		{Args{"cluster.mode": "other"}, "Give none, shared or islands"},
 	} {
 		args := maps.Clone(shared)
 		maps.Copy(args, refused.change)
@@ -113,16 +113,9 @@ func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
 func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
 	t.Parallel()
 	islands := Args{"cluster.id": "1", "cluster.count": "3", "cluster.control": "outflow_control",
-		"cluster.maximum_delay": "5s", "cluster.subscriptions": "3=from_3, 2=from_2"}
-	load := func(args Args) (Config, error) {
-		c, err := Load(args, nil)
-		if err == nil {
-			c.Cluster.Mode = ModeIslands
-			err = islandsMode(c)
-		}
-		return c, err
-	}
-	c, err := load(islands)
+		"cluster.mode": "islands", "cluster.maximum_delay": "5s",
+		"cluster.subscriptions": "3=from_3, 2=from_2"}
+	c, err := Load(islands, nil)
 	if err != nil || !c.Cluster.Islands() || c.Cluster.Elsewhere() ||
 		c.Cluster.Subscriptions != "2=from_2,3=from_3" ||
 		!maps.Equal(c.Cluster.Others(), map[int]string{2: "from_2", 3: "from_3"}) {
@@ -130,7 +123,7 @@ func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
 	}
 	away := maps.Clone(islands)
 	away["cluster.subscription"] = "from_2"
-	if c, err := load(away); err != nil || c.Cluster.Elsewhere() {
+	if c, err := Load(away, nil); err != nil || c.Cluster.Elsewhere() {
 		t.Fatalf("%+v, %v", c.Cluster, err)
 	}
 	for _, refused := range []struct {
@@ -157,7 +150,7 @@ func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
 	} {
 		args := maps.Clone(islands)
 		maps.Copy(args, refused.change)
-		if _, err := load(args); outbox.ClassOf(err) != outbox.Usage ||
+		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
 			!strings.Contains(err.Error(), refused.says) {
 			t.Errorf("%v: %v", refused.change, err)
 		}

@@ -76,17 +76,21 @@ var settings = []setting{
 		want: "a number from 1 to 64, or 0",
 		doc:  "How many such databases there are. 0: not said.",
 		bind: func(c *Config) value { return intValue{&c.Cluster.Count, 0, maxClusters} }},
-	{path: "cluster.mode", def: ModeNone, want: "none or shared", choices: []string{ModeNone, ModeShared},
+	{path: "cluster.mode", def: ModeNone, want: "none, shared or islands",
+		choices: []string{ModeNone, ModeShared, ModeIslands},
 		doc: "shared: all clusters reach one NATS, which syncs each write, and another cluster goes on " +
 			"with the stream of a home that is silent. Needs cluster.id, cluster.count, cluster.control, " +
 			"cluster.maximum_delay and sink.durable_after: 0s. With cluster.subscription, slot and stream " +
-			"are those that the home has. none: no cluster publishes for another one.",
+			"are those that the home has. islands: each cluster has a NATS of its own, and another one " +
+			"publishes for a home that is silent, into a stream of its own. Needs cluster.id, " +
+			"cluster.count, cluster.control, cluster.maximum_delay and cluster.subscriptions. none: no " +
+			"cluster publishes for another one.",
 		bind: func(c *Config) value {
-			return choiceValue{&c.Cluster.Mode, []string{ModeNone, ModeShared}}
+			return choiceValue{&c.Cluster.Mode, []string{ModeNone, ModeShared, ModeIslands}}
 		}},
 	{path: "cluster.maximum_delay", def: "0s", fallback: []string{"MAXIMUM_DELAY"}, want: "from 0s to 24h",
-		doc: "After which silence of whoever makes a stream another cluster takes it over. Without " +
-			"cluster.mode: shared it is read and checked, and has no effect.",
+		doc: "After which silence of whoever makes a stream another cluster takes it over, or publishes " +
+			"for it. With cluster.mode: none it is read and checked, and has no effect.",
 		bind: func(c *Config) value {
 			return durationValue{&c.Cluster.MaximumDelay, 0, 24 * time.Hour, time.Millisecond}
 		}},

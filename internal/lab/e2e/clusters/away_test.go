@@ -31,7 +31,15 @@ type cluster struct {
 func mesh(t *testing.T, major, n int, natsURL string, settings ...string) (all []*cluster,
 	links map[int]*faultproxy.Proxy) {
 	t.Helper()
-	for i := range n {
+	return meshOn(t, major, slices.Repeat([]string{natsURL}, n), settings...)
+}
+
+// meshOn is mesh where each cluster has a NATS, the one at its place in the list.
+func meshOn(t *testing.T, major int, natsURLs []string, settings ...string) (all []*cluster,
+	links map[int]*faultproxy.Proxy) {
+	t.Helper()
+	n := len(natsURLs)
+	for i, natsURL := range natsURLs {
 		c := &cluster{pg: pgtest.Own(t, major)}
 		var err error
 		c.url, err = c.pg.CreateDatabase(t.Context(), "app")
