@@ -119,12 +119,11 @@ var table = []Finding{
 			"rows of the table here and at home. Look for `skipping transaction` in the log of the server " +
 			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
 	{Code: "cluster_mode", Severity: Error, Classes: fatal,
-		Title: "The checkpoint record is of a stream that clusters share, and cluster.mode is not shared, " +
-			"or the other way round",
-		Hint: "Set cluster.mode as it is on the other clusters. To take the shared mode up, stop the " +
-			"writers and outflow, run `outflow drain` with cluster.mode: none, then `outflow init` at home " +
-			"with cluster.mode: shared.",
-		Runbook: "[Switching the shared mode on](clusters.md#one-nats-for-all)."},
+		Title: "The checkpoint record was made with another cluster.mode, or the command is not for this one",
+		Hint: "Set cluster.mode as it is on the other clusters. To take a mode up, stop the writers and " +
+			"outflow, run `outflow drain` with cluster.mode: none, then `outflow init` at home with the mode.",
+		Runbook: "[Switching the shared mode on](clusters.md#one-nats-for-all), " +
+			"[the islands mode](clusters.md#a-nats-for-each)."},
 	{Code: "cluster_owner", Severity: Error, Classes: fatal,
 		Title: "Another cluster makes the stream at present, or this one makes it for its home",
 		Hint: "Start `outflow run` at home, which takes the stream back, leave it running, and run the " +
