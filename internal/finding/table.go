@@ -119,7 +119,8 @@ var table = []Finding{
 			"rows of the table here and at home. Look for `skipping transaction` in the log of the server " +
 			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
 	{Code: "cluster_mode", Severity: Error, Classes: fatal,
-		Title: "The checkpoint record was made with another cluster.mode, or the command is not for this one",
+		Title: "The checkpoint record was made with another cluster.mode, or the command is not for " +
+			"this one",
 		Hint: "Set cluster.mode as it is on the other clusters. To take a mode up, stop the writers and " +
 			"outflow, run `outflow drain` with cluster.mode: none, then `outflow init` at home with the mode.",
 		Runbook: "[Switching the shared mode on](clusters.md#one-nats-for-all), " +

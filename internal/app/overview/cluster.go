@@ -27,6 +27,14 @@ type Cluster struct {
 	// where clusters share the stream: the cluster that makes it, and in which epoch; 0: not known
 	Owner int    `json:"owner,omitempty"`
 	Epoch uint64 `json:"epoch,omitempty"`
+	// where clusters that share nothing publish for one another, by the record: a home's newest hello,
+	// whether it waits for answers to that, or leaves all to others until it says one, and the newest ranges of its
+	// events that others publish; at a reader those that are published here
+	Hello   uint64 `json:"hello,omitempty"`
+	Waits   bool   `json:"waits,omitempty"`
+	Yielded bool   `json:"yielded,omitempty"`
+	Left    int    `json:"left,omitempty"`
+	Claimed int    `json:"claimed,omitempty"`
 }
 
 // ClusterOf returns what settings and watcher say; nil where there is one database.
@@ -42,6 +50,17 @@ func ClusterOf(cfg config.Cluster, r *watch.Reading) *Cluster {
 func (c *Cluster) Owns(cluster int, epoch uint64) {
 	if c != nil {
 		c.Owner, c.Epoch = cluster, epoch
+	}
+}
+
+// Agrees adds what a record says of clusters that publish for one another.
+func (c *Cluster) Agrees(rec *checkpoint.Record) {
+	if c == nil {
+		return
+	}
+	c.Hello, c.Left, c.Claimed = rec.Hello, len(rec.Left), len(rec.Claimed)
+	if h := rec.Heard; h != nil {
+		c.Waits, c.Yielded = h.Waits, h.Yielded
 	}
 }
 
@@ -80,6 +99,22 @@ func (r *Report) cluster() Part {
 			who = "this cluster"
 		}
 		p.add("stream made by", fmt.Sprintf("%s, epoch %d", who, c.Epoch))
+	}
+	if c.Hello > 0 {
+		hello := fmt.Sprint(c.Hello)
+		switch {
+		case c.Yielded:
+			hello += ", yielded: others publish"
+		case c.Waits:
+			hello += ", waits for the others' answers"
+		}
+		p.add("hello", hello)
+	}
+	if c.Left > 0 {
+		p.add("ranges left to others", units.Count(c.Left))
+	}
+	if c.Claimed > 0 {
+		p.add("ranges claimed here", units.Count(c.Claimed))
 	}
 	if w := c.Watermark; w != nil {
 		p.add("watermark", units.Duration(max(r.now.Sub(w.At), 0))+" ago")

@@ -3,6 +3,7 @@ package overview
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -279,6 +280,36 @@ func TestAClusterIsShown(t *testing.T) {
 		for _, want := range c.says {
 			if !strings.Contains(says, want+"\n") {
 				t.Errorf("%s: %q is not in\n%s", name, want, says)
+			}
+		}
+	}
+}
+
+// What clusters that share nothing have said to one another is shown as the record has it.
+func TestWhatClustersHaveAgreedIsShown(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rec  checkpoint.Record
+		says []string
+	}{
+		{checkpoint.Record{Hello: 3, Left: make([]relay.Left, 2)},
+			[]string{"hello 3", "ranges left to others 2"}},
+		{checkpoint.Record{Hello: 3, Heard: &relay.HomeState{Waits: true}},
+			[]string{"hello 3, waits for the others' answers"}},
+		{checkpoint.Record{Hello: 3, Heard: &relay.HomeState{Waits: true, Yielded: true}},
+			[]string{"hello 3, yielded: others publish"}},
+		{checkpoint.Record{Claimed: make([]relay.Claimed, 1)}, []string{"ranges claimed here 1"}},
+	} {
+		r := &Report{Cluster: &Cluster{ID: 1}, now: now}
+		r.Cluster.Agrees(&c.rec)
+		p := r.cluster()
+		var said []string
+		for _, f := range p.Figures {
+			said = append(said, f.Name+" "+f.Value)
+		}
+		for _, want := range c.says {
+			if !slices.Contains(said, want) {
+				t.Errorf("%q does not say %q", said, want)
 			}
 		}
 	}

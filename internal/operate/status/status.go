@@ -259,6 +259,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
 		rep.Gaps = openGaps(s.gaps, newest.Holds)
 		rep.Cluster.Owns(s.record.Owner, s.record.Epoch)
+		rep.Cluster.Agrees(s.record)
 		rep.Cluster.Knows(newest.Said, newest.Tally, s.record.Kept(cfg.Sink.DurableAfter, now))
 		rep.LagBytes = outbox.Distance(newest.At(), max(newest.At(), read.Postgres.WALEnd))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -123,8 +124,8 @@ func (s *islands) missing(at int) error {
 	return rows.Err()
 }
 
-// claimedBy are the ranges of the first cluster's commits that a cluster has claimed, without what was said to
-// be published before: from its own WAL.
+// claimedBy are the ranges of the first cluster's commits that a cluster has claimed, without what was said
+// to be published before: from its own WAL.
 func (s *islands) claimedBy(at int) (ranges []relay.Claimed) {
 	s.Helper()
 	content := regexp.MustCompile(`prefix\[text\]:'` + regexp.QuoteMeta(relay.ClusterPrefix) +
@@ -313,6 +314,9 @@ func TestTheIslandsModeIsSwitchedOn(t *testing.T) {
 		if got := m.Header.Get(outbox.HeaderOrigin); got != []string{"", "1"}[i] {
 			t.Errorf("message %d is of home %q", m.Seq, got)
 		}
+	}
+	if said := home.MustRun("status"); !strings.Contains(said, "hello") {
+		t.Errorf("status says\n%s", said)
 	}
 	if n := s.last(1); n > 0 {
 		t.Errorf("cluster 2 has published %d messages for a home that lives", n)
