@@ -122,7 +122,8 @@ var table = []Finding{
 		Title: "The checkpoint record was made with another cluster.mode, or the command is not for " +
 			"this one",
 		Hint: "Set cluster.mode as it is on the other clusters. To take a mode up, stop the writers and " +
-			"outflow, run `outflow drain` with cluster.mode: none, then `outflow init` at home with the mode.",
+			"outflow, run `outflow drain` with cluster.mode: none, then `outflow init` at home with the " +
+			"mode.",
 		Runbook: "[Switching the shared mode on](clusters.md#one-nats-for-all), " +
 			"[the islands mode](clusters.md#a-nats-for-each)."},
 	{Code: "cluster_owner", Severity: Error, Classes: fatal,

@@ -28,8 +28,8 @@ type Cluster struct {
 	Owner int    `json:"owner,omitempty"`
 	Epoch uint64 `json:"epoch,omitempty"`
 	// where clusters that share nothing publish for one another, by the record: a home's newest hello,
-	// whether it waits for answers to that, or leaves all to others until it says one, and the newest ranges of its
-	// events that others publish; at a reader those that are published here
+	// whether it waits for answers to that, or leaves all to others until it says one, and how many ranges
+	// of its events others publish; at a reader those that are published here
 	Hello   uint64 `json:"hello,omitempty"`
 	Waits   bool   `json:"waits,omitempty"`
 	Yielded bool   `json:"yielded,omitempty"`
