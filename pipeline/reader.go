@@ -28,7 +28,8 @@ var errClaimed = fmt.Errorf("this cluster publishes for another one: %w", errAne
 type reader struct {
 	claim.Reader
 	rowsRead
-	revision uint64          // of the newest record that this process has read or written
+	revision uint64 // of the newest record that this process has read or written
+	home     int
 	claimed  []relay.Claimed // by rows that were read, and not in that record
 
 	asked  time.Time  // the server was last asked for the end of its WAL
@@ -39,8 +40,8 @@ type reader struct {
 // what the broker has lost of the record.
 func (p *Pipeline) readerFrom(cfg *decoder.Config, r *checkpoint.Readings) *reader {
 	if p.reader == nil || r.Revision < p.reader.revision {
-		rd := &reader{rowsRead: rowsRead{cfg: *p.cfg.Islands, begun: time.Now()}}
 		home := cfg.Clusters[cfg.Origin]
+		rd := &reader{rowsRead: rowsRead{cfg: *p.cfg.Islands, begun: time.Now()}, home: home}
 		rd.Reader = claim.NewReader(rd.cfg, home)
 		if kept := r.Record.Reader; kept != nil {
 			rd.Reader, rd.read, rd.timeline = claim.ReaderFrom(rd.cfg, home, *kept), kept.At, kept.Timeline
@@ -68,11 +69,17 @@ func (r *reader) stateAt() *relay.ReaderState {
 	return &s
 }
 
+// ofHome reports whether the home has written the row.
+func (r *reader) ofHome(row relay.ClusterRow) bool { return row.By == r.home }
+
 // take takes a commit, once in a process.
 func (r *reader) take(result *decoder.Result) {
 	c := &result.Commit
 	if c.Read <= r.read {
 		return
+	}
+	if c.Kind == relay.Events || slices.ContainsFunc(result.ClusterRows, r.ofHome) {
+		r.First(c.LSN)
 	}
 	if c.Kind == relay.Events {
 		r.Commit(c.LSN)

@@ -517,3 +517,21 @@ func TestARecordIsNotFilledWithClaims(t *testing.T) {
 		r.has(checkpoint.MaxClaimed/2 + 5)
 	})
 }
+
+// What was replicated before the slot was made is not here. While the home has not said that it is published,
+// a claim would cover it, and it would be in no stream.
+func TestAReaderClaimsNothingThatMayLieBeforeItsSlot(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+		r.start()
+		r.greets(1)
+		r.until(time.Minute, "an echo", func() bool { return r.rows(relay.Echo) > 0 })
+		to := r.commits(3)
+		r.signs(1)
+		r.unclaimed(time.Minute)
+		r.signs(to)
+		r.commits(2)
+		r.claims(1)
+		r.has(2)
+	})
+}

@@ -15,6 +15,7 @@ type Reader struct {
 	cfg  Config
 	home int
 
+	first   outbox.LSN // its first commit that was read: what ends before it may not be here
 	newest  outbox.LSN // the home's newest commit
 	settled outbox.LSN // up to there its commits are published by it, or claimed
 	hello   uint64     // its newest one; 0: it has said none, and nothing may be claimed
@@ -48,6 +49,15 @@ func (r *Reader) heard(now time.Duration) {
 	r.since = now
 	if !r.end || now-r.ended > r.cfg.Delay/8 {
 		r.since += time.Duration(r.cfg.Count-1) * r.cfg.Delay
+	}
+}
+
+// First takes where the home's first commit ends that is read here, of events or cluster rows. Nothing is
+// claimed until the home has said to have published up to there, or another cluster has claimed it: what was
+// replicated before the slot was made would be in the claim, and in no stream. A later call changes nothing.
+func (r *Reader) First(lsn outbox.LSN) {
+	if r.first == 0 {
+		r.first = lsn
 	}
 }
 
@@ -108,7 +118,8 @@ func (r *Reader) Next(now time.Duration) relay.ClusterRow {
 	switch {
 	case r.echoes[r.cfg.Self] < r.hello && !(open && r.asked.row == echo(row)):
 		row = echo(row) // whatever claim is open: behind the echo it is void
-	case r.hello > 0 && !open && r.end && r.ended == now && r.newest > r.settled && r.turn(now):
+	case r.hello > 0 && !open && r.end && r.ended == now && r.settled >= r.first &&
+		r.newest > r.settled && r.turn(now):
 		row.Kind, row.From, row.To = relay.Claim, r.settled, r.newest
 	default:
 		return relay.ClusterRow{}

@@ -8,6 +8,7 @@ type ReaderState struct {
 	At       outbox.LSN `json:"at"`       // all rows up to there were read, and none beyond
 	Timeline uint32     `json:"timeline"` // that At lies on
 
+	First   outbox.LSN `json:"first,omitempty"`   // the home's first commit that was read here
 	Newest  outbox.LSN `json:"newest"`            // the home's newest commit with events
 	Settled outbox.LSN `json:"settled"`           // up to there its commits are published by it, or claimed
 	Hello   uint64     `json:"hello,omitempty"`   // its newest one; 0: it has said none
