@@ -97,6 +97,8 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 	away := conns.Decoder.Mapping.Away()
 	if away {
 		s.in.away, s.heartbeats.writer, s.heartbeats.enabled = newAway(cp), nil, false
+		// The start may be older than what its record knows of the home, which limits what is confirmed.
+		s.in.away.heed(start.Checkpoints[len(start.Checkpoints)-1].Home)
 	}
 	switch {
 	case p.island == nil:
