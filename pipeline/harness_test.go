@@ -215,7 +215,9 @@ func (w *harness) events() int {
 
 // compare holds the stream against that of an undisturbed process over the same WAL.
 func (w *harness) compare() error {
-	want, err := replay(w.pg.wal, w.first, w.maxPublishedAhead, w.decoder)
+	var wal []*transaction
+	w.with(func() { wal = slices.Clone(w.pg.wal) })
+	want, err := replay(wal, w.first, w.maxPublishedAhead, w.decoder)
 	if err != nil {
 		return err
 	}

@@ -366,8 +366,9 @@ func (w *islands) tick() {
 // elsewhere is who has published a home's commits for it.
 func (w *islands) elsewhere(c *isle) map[outbox.LSN][]int {
 	all := map[outbox.LSN][]int{}
-	for _, l := range c.links {
-		for _, r := range l.to.readers {
+	for i := range c.links { // the rest of a link belongs to who replicates
+		to := c.links[i].to
+		for _, r := range to.readers {
 			if r.home != c.cfg.Self {
 				continue
 			}
@@ -375,7 +376,7 @@ func (w *islands) elsewhere(c *isle) map[outbox.LSN][]int {
 			for _, m := range r.stream() {
 				if lsn := m.header.Pos.LSN; !seen[lsn] {
 					seen[lsn] = true
-					all[lsn] = append(all[lsn], l.to.cfg.Self)
+					all[lsn] = append(all[lsn], to.cfg.Self)
 				}
 			}
 		}
