@@ -420,5 +420,5 @@ func TestWhatIsMadeElsewhereIsTheHomesAgain(t *testing.T) {
 	}
 	cut.SystemID = 7361530121234511111
 	_, err = config.WithCut(rec, relay.Stored{Seq: 11, Cut: &cut})
-	refused(t, err, codeCutHome, outbox.Gap, "0/A3000 to 0/A4000", nil)
+	refused(t, err, CodeCutHome, outbox.Gap, "0/A3000 to 0/A4000", nil)
 }

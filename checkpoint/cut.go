@@ -8,11 +8,11 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// The codes of the faults of a cut.
+// The codes of the faults of a cut, which a session finds when it compares the stream with the WAL.
 const (
-	codeCutHome  = "cut_home"  // another home's
-	codeCutOrder = "cut_order" // not above the one before it, or not as the record has it
-	codeCutAhead = "cut_ahead" // behind the checkpoint
+	CodeCutHome  = "cut_home"  // another home's
+	CodeCutOrder = "cut_order" // not above the one before it, or not as the record has it
+	CodeCutAhead = "cut_ahead" // behind the checkpoint
 )
 
 // cuts takes over what the record says of cuts. Where clusters share a stream, each cut that has something
@@ -24,7 +24,7 @@ func (v *resolver) cuts() error {
 	}
 	s.Shared, s.Cuts, s.Told = true, rec.Cuts, rec.Confirmed
 	refuse := func(what string, args ...any) error {
-		return v.gap(codeCutOrder, v.left(), v.Server.WALEnd, hintCut, what, args...)
+		return v.gap(CodeCutOrder, v.left(), v.Server.WALEnd, hintCut, what, args...)
 	}
 	if n := len(rec.Cuts); n > 0 && rec.Cuts[n-1].Seq > s.End {
 		return refuse("the checkpoint record has a cut at %v, and stream %s ends at sequence %d",
@@ -59,9 +59,9 @@ func (c *TailCheck) checkCuts(all []relay.Stored) error {
 		case m.Cut == nil:
 			continue
 		case c.start.SystemID != "" && !m.Cut.Of(c.start.SystemID):
-			return c.cutFault(codeCutHome, c.cfg.cutOfAnotherHome(m.Seq, m.Cut, c.start.SystemID))
+			return c.cutFault(CodeCutHome, c.cfg.cutOfAnotherHome(m.Seq, m.Cut, c.start.SystemID))
 		case earlier != nil && m.Cut.GoesBack(earlier.Cut):
-			return c.cutFault(codeCutOrder, fmt.Sprintf("sequence %d of stream %s is a cut at %v, and "+
+			return c.cutFault(CodeCutOrder, fmt.Sprintf("sequence %d of stream %s is a cut at %v, and "+
 				"sequence %d before it is one at %v", m.Seq, c.cfg.Stream, m.Cut.LSN,
 				earlier.Seq, earlier.Cut.LSN))
 		}
@@ -74,11 +74,11 @@ func (c *TailCheck) checkCuts(all []relay.Stored) error {
 		return nil
 	}
 	if c.start.Shared {
-		return c.cutFault(codeCutOrder, fmt.Sprintf("sequence %d of stream %s is a cut at %v, which cluster "+
+		return c.cutFault(CodeCutOrder, fmt.Sprintf("sequence %d of stream %s is a cut at %v, which cluster "+
 			"%d has written and the checkpoint record does not have: nobody may publish behind such a one",
 			first.Seq, c.cfg.Stream, first.Cut.LSN, first.Cut.Owner))
 	}
-	return c.cutFault(codeCutAhead, fmt.Sprintf("sequence %d of stream %s, behind the checkpoint at %d, "+
+	return c.cutFault(CodeCutAhead, fmt.Sprintf("sequence %d of stream %s, behind the checkpoint at %d, "+
 		"is a cut at %v, which cluster %d has written: this Outflow does not go on behind a cut", first.Seq,
 		c.cfg.Stream, c.start.Checkpoint.Seq, first.Cut.LSN, first.Cut.Owner))
 }

@@ -111,7 +111,7 @@ func TestARecordsCutsAreCarriedOut(t *testing.T) {
 		"at another LSN":  func() (Start, error) { return resolve(nil, StoredCut{0x3001, 13}) },
 		"no cut is there": func() (Start, error) { return resolve(nil, StoredCut{0x4000, 20}) },
 	} {
-		if _, err := refuse(); outbox.FaultOf(err) == nil || outbox.FaultOf(err).Code != codeCutOrder {
+		if _, err := refuse(); outbox.FaultOf(err) == nil || outbox.FaultOf(err).Code != CodeCutOrder {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -176,5 +176,5 @@ func TestACutIsCountedInItsPlace(t *testing.T) {
 	p = check(4, made[2])
 	p.start.Shared = true
 	err := p.Stored([]relay.Stored{{Seq: 8, Cut: someCut(0x1200)}, {Seq: 9, Header: made[2]}})
-	refused(t, err, codeCutOrder, outbox.Gap, "0/1000 to 0/1200", []string{"sequence 8", "cluster 2"})
+	refused(t, err, CodeCutOrder, outbox.Gap, "0/1000 to 0/1200", []string{"sequence 8", "cluster 2"})
 }

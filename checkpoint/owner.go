@@ -65,16 +65,16 @@ func (c Config) WithCut(r *Record, at relay.Stored) (*Record, error) {
 	newest := r.Checkpoints[len(r.Checkpoints)-1]
 	switch n := len(r.Cuts); {
 	case !at.Cut.Of(r.homeID()):
-		return refuse(codeCutHome, c.cutOfAnotherHome(at.Seq, at.Cut, r.homeID()))
+		return refuse(CodeCutHome, c.cutOfAnotherHome(at.Seq, at.Cut, r.homeID()))
 	case n > 0 && r.Cuts[n-1] == StoredCut{at.Cut.LSN, at.Seq}:
 		return r, nil
 	case n > 0 && (r.Cuts[n-1].LSN >= at.Cut.LSN || r.Cuts[n-1].Seq >= at.Seq):
-		return refuse(codeCutOrder, fmt.Sprintf("%s, and the record has one at %v", what, r.Cuts[n-1]))
+		return refuse(CodeCutOrder, fmt.Sprintf("%s, and the record has one at %v", what, r.Cuts[n-1]))
 	case newest.Due > at.Cut.LSN || newest.Seq >= at.Seq:
-		return refuse(codeCutOrder, fmt.Sprintf("%s, and the record has a checkpoint at %v, at sequence %d",
+		return refuse(CodeCutOrder, fmt.Sprintf("%s, and the record has a checkpoint at %v, at sequence %d",
 			what, newest.Due, newest.Seq))
 	case at.Cut.Epoch > r.Epoch:
-		return refuse(codeCutOrder, fmt.Sprintf("%s in epoch %d, and the record has epoch %d", what,
+		return refuse(CodeCutOrder, fmt.Sprintf("%s in epoch %d, and the record has epoch %d", what,
 			at.Cut.Epoch, r.Epoch))
 	}
 	next := *r

@@ -108,12 +108,12 @@ func TestACutIsRecordedOnceAndInOrder(t *testing.T) {
 		to         *Record
 		cut        relay.Stored
 	}{
-		{"another home's", codeCutHome, r, anothers},
-		{"below a checkpoint", codeCutOrder, r, cutAt(0x1FFF, 3)},
-		{"below the one before", codeCutOrder, next, cutAt(0x1FFF, 3)},
-		{"at the LSN of the one before", codeCutOrder, next, twice},
-		{"before a checkpoint", codeCutOrder, r, behind},
-		{"of an epoch to come", codeCutOrder, r, cutAt(0x3000, 4)},
+		{"another home's", CodeCutHome, r, anothers},
+		{"below a checkpoint", CodeCutOrder, r, cutAt(0x1FFF, 3)},
+		{"below the one before", CodeCutOrder, next, cutAt(0x1FFF, 3)},
+		{"at the LSN of the one before", CodeCutOrder, next, twice},
+		{"before a checkpoint", CodeCutOrder, r, behind},
+		{"of an epoch to come", CodeCutOrder, r, cutAt(0x3000, 4)},
 	} {
 		if _, err := c.WithCut(wrong.to, wrong.cut); outbox.ClassOf(err) != outbox.Gap ||
 			outbox.FaultOf(err).Code != wrong.code {

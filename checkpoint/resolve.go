@@ -338,7 +338,7 @@ func (v *resolver) stream() error {
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
 	case s.NewestSeq > v.Record.Base && s.Cut != nil && home != "" && !s.Cut.Of(home):
-		return v.gap(codeCutHome, v.left(), v.Server.WALEnd, hintCut, "%s",
+		return v.gap(CodeCutHome, v.left(), v.Server.WALEnd, hintCut, "%s",
 			v.cfg.cutOfAnotherHome(s.NewestSeq, s.Cut, home))
 	case s.NewestSeq > v.Record.Base && s.Newest == nil && s.Cut == nil:
 		return v.gap("foreign_message", v.left(), v.Server.WALEnd, v.cfg.hintForeign(),

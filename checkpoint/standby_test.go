@@ -152,7 +152,7 @@ func TestACutElsewhereIsOfItsHome(t *testing.T) {
 	must.Succeed(t, err)
 	cut := cutAt(0xA2800, 3)
 	if _, err := config.WithCut(rec, cut); outbox.FaultOf(err) == nil ||
-		outbox.FaultOf(err).Code != codeCutHome {
+		outbox.FaultOf(err).Code != CodeCutHome {
 		t.Errorf("another home's: %v", err)
 	}
 	cut.Cut.SystemID = 7

@@ -209,7 +209,9 @@ func (p *Pipeline) fresh(err error) bool {
 // unconfirmedOf is where a loss waits for its recheck: one that the ordinary readings do not show must
 // outlast readings that show none.
 func (p *Pipeline) unconfirmedOf(loss string) *unconfirmed {
-	if loss == codeDivergence || loss == codeMemoryLost {
+	switch loss {
+	case codeDivergence, codeMemoryLost, checkpoint.CodeCutHome, checkpoint.CodeCutOrder,
+		checkpoint.CodeCutAhead:
 		return &p.diverged
 	}
 	return &p.unconfirmed
