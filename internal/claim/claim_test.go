@@ -300,3 +300,27 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 		}
 	}
 }
+
+// TestAReaderClaimsNothingBeforeItsFirstCommit that the home has not said: also after another start.
+func TestAReaderClaimsNothingBeforeItsFirstCommit(t *testing.T) {
+	t.Parallel()
+	r := twoClusters()
+	r.First(20)
+	r.First(30)
+	r.Commit(40)
+	r = ReaderFrom(r.cfg, r.home, r.State())
+	r.Start(0)
+	r.End(0)
+	claims := func(settled outbox.LSN) relay.ClusterRow {
+		next := r
+		next.Row(0, &relay.ClusterRow{Kind: relay.Published, By: 1, To: settled})
+		return at(&next, 100)
+	}
+	if row := claims(19); row.Kind != 0 {
+		t.Errorf("with 19 published: %v", row.Content())
+	}
+	want := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 5, From: 20, To: 40}
+	if row := claims(20); row != want {
+		t.Errorf("with 20 published: %v", row.Content())
+	}
+}
