@@ -92,9 +92,8 @@ var rules = []Check{
 		return nil
 	}},
 	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
-		"sink.durable_after", "reorder.tick"}, sharedMode},
-	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
-		"cluster.subscriptions", "cluster.subscription", "reorder.mode", "reorder.tick"}, islandsMode},
+		"cluster.subscriptions", "cluster.subscription", "sink.durable_after", "reorder.mode",
+		"reorder.tick"}, modes},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+
@@ -151,62 +150,45 @@ var rules = []Check{
 // takes a quarter of it to be written is not written.
 const leastDelay = 5 * time.Second
 
-// sharedMode refuses what the shared mode can't go with.
-func sharedMode(c Config) error {
+// modes refuses what the shared and the islands mode can't go with.
+func modes(c Config) error {
 	l := c.Cluster
 	refuse := func(setting, why, hint string) error {
 		return usageFault(c.describe(setting)+": "+why, hint+", or set cluster.mode to none")
 	}
 	switch {
-	case !l.Shared():
-	case l.ID == 0 || l.Count < 2:
-		return refuse("cluster.count", "a stream is shared by at least two clusters",
-			"Set cluster.id and cluster.count")
-	case l.Control == "":
-		return refuse("cluster.control", "without a control table no other cluster can make this stream",
-			"Set cluster.control")
-	case l.MaximumDelay < leastDelay:
-		return refuse("cluster.maximum_delay", "whoever makes the stream would be suspected while it lives",
-			"Set at least "+leastDelay.String())
-	case c.Sink.DurableAfter != 0:
-		return refuse("sink.durable_after", "what was read and then lost by NATS could come again in "+
-			"another order after a take-over",
-			"Let the NATS servers sync each write (sync_interval: always) and set sink.durable_after to 0s")
-	case c.Reorder.Tick == TickOff:
-		return refuse("reorder.tick", "an idle home that says nothing looks like one that is gone",
-			"Set reorder.tick to wal")
-	}
-	return nil
-}
-
-// islandsMode refuses what the islands mode can't go with.
-func islandsMode(c Config) error {
-	l := c.Cluster
-	refuse := func(setting, why, hint string) error {
-		return usageFault(c.describe(setting)+": "+why, hint+", or set cluster.mode to none")
-	}
-	switch {
-	case !l.Islands():
+	case l.Mode == ModeNone:
 		return nil
 	case l.ID == 0 || l.Count < 2:
-		return refuse("cluster.count", "at least two clusters publish for one another",
+		return refuse("cluster.count", "at least two clusters go on for one another",
 			"Set cluster.id and cluster.count")
 	case l.Control == "":
 		return refuse("cluster.control", "without a control table clusters can't say anything to one another",
 			"Set cluster.control")
 	case l.MaximumDelay < leastDelay:
-		return refuse("cluster.maximum_delay", "a home would be taken for silent while it lives",
+		return refuse("cluster.maximum_delay", "a cluster would be taken for silent while it lives",
 			"Set at least "+leastDelay.String())
-	case c.Reorder.Mode == ModeGap:
-		return refuse("reorder.mode", "what is left to other clusters is not in the stream, from which gap "+
-			"mode reads what it remembers", "Set reorder.mode to horizon")
 	case c.Reorder.Tick == TickOff:
 		return refuse("reorder.tick", "what an idle home has written last would be open everywhere",
 			"Set reorder.tick to wal")
+	case l.Shared() && c.Sink.DurableAfter != 0:
+		return refuse("sink.durable_after", "what was read and then lost by NATS could come again in "+
+			"another order after a take-over",
+			"Let the NATS servers sync each write (sync_interval: always) and set sink.durable_after to 0s")
+	case l.Islands() && c.Reorder.Mode == ModeGap:
+		return refuse("reorder.mode", "what is left to other clusters is not in the stream, from which gap "+
+			"mode reads what it remembers", "Set reorder.mode to horizon")
+	case l.Islands():
+		return subscriptions(c, refuse)
 	}
-	others := l.Others()
-	for n := range l.Count {
-		if n++; n != l.ID && others[n] == "" {
+	return nil
+}
+
+// subscriptions refuses all but one subscription for each other cluster.
+func subscriptions(c Config, refuse func(setting, why, hint string) error) error {
+	l, others := c.Cluster, c.Cluster.Others()
+	for n := 1; n <= l.Count; n++ {
+		if n != l.ID && others[n] == "" {
 			return refuse("cluster.subscriptions", fmt.Sprintf("there is none of cluster %d", n),
 				"Name for each other cluster the subscription that brings its rows, as in 2=from_2,3=from_3")
 		}

@@ -52,24 +52,14 @@ func TestRowsThatCannotBeReadElsewhereAreRefused(t *testing.T) {
 	if c, err := Load(away, nil); err != nil || c.Cluster.Subscription != "from_2" {
 		t.Fatalf("%+v, %v", c.Cluster, err)
 	}
-	for _, refused := range []struct {
-		change Args
-		says   string
-	}{
+	mustRefuse(t, home, []refusal{
 		{Args{"cluster.id": "0"}, "Set cluster.id"},
 		{Args{"source": "both"}, "not replicated"},
 		{Args{"shard": "0/2"}, "divided"},
 		{Args{"cluster.control": "public.outbox"}, "name of its own"},
 		{Args{"cluster.control": "", "cluster.subscription": "from_2"}, "what it is at home"},
 		{Args{"cluster.control": "a.b.c"}, "schema.name"},
-	} {
-		args := maps.Clone(home)
-		maps.Copy(args, refused.change)
-		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
-			!strings.Contains(err.Error(), refused.says) {
-			t.Errorf("%v: %v", refused.change, err)
-		}
-	}
+	})
 }
 
 // The shared mode goes with what it needs alone: each that is missing is named, with the way out.
@@ -86,10 +76,7 @@ func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
 	if c, err := Load(away, nil); err != nil || !c.Cluster.Elsewhere() {
 		t.Fatalf("%+v, %v", c.Cluster, err)
 	}
-	for _, refused := range []struct {
-		change Args
-		says   string
-	}{
+	mustRefuse(t, shared, []refusal{
 		{Args{"cluster.count": "1"}, "at least two clusters"},
 		{Args{"cluster.count": "0"}, "at least two clusters"},
 		{Args{"cluster.control": ""}, "Set cluster.control"},
@@ -99,14 +86,7 @@ func TestTheSharedModeNeedsWhatItRestsOn(t *testing.T) {
 		{Args{"shard": "0/2"}, "divided"},
 		{Args{"source": "both"}, "not replicated"},
 		{Args{"cluster.mode": "other"}, "Give none, shared or islands"},
-	} {
-		args := maps.Clone(shared)
-		maps.Copy(args, refused.change)
-		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
-			!strings.Contains(err.Error(), refused.says) {
-			t.Errorf("%v: %v", refused.change, err)
-		}
-	}
+	})
 }
 
 // The islands mode goes with what it needs alone: each that is missing is named, with the way out.
@@ -126,10 +106,7 @@ func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
 	if c, err := Load(away, nil); err != nil || c.Cluster.Elsewhere() {
 		t.Fatalf("%+v, %v", c.Cluster, err)
 	}
-	for _, refused := range []struct {
-		change Args
-		says   string
-	}{
+	mustRefuse(t, islands, []refusal{
 		{Args{"cluster.count": "1"}, "at least two clusters"},
 		{Args{"cluster.count": "0"}, "at least two clusters"},
 		{Args{"cluster.control": ""}, "Set cluster.control"},
@@ -147,12 +124,24 @@ func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
 		{Args{"cluster.subscriptions": "2=from_2,65=from_3"}, "number=name"},
 		{Args{"cluster.subscriptions": "from_2,from_3"}, "number=name"},
 		{Args{"cluster.subscription": "from_4"}, "Name it for the cluster"},
-	} {
-		args := maps.Clone(islands)
-		maps.Copy(args, refused.change)
+	})
+}
+
+// refusal is a change of settings, and what its refusal says.
+type refusal struct {
+	change Args
+	says   string
+}
+
+// mustRefuse makes each change of settings that are good, and sees it refused.
+func mustRefuse(t *testing.T, good Args, refusals []refusal) {
+	t.Helper()
+	for _, r := range refusals {
+		args := maps.Clone(good)
+		maps.Copy(args, r.change)
 		if _, err := Load(args, nil); outbox.ClassOf(err) != outbox.Usage ||
-			!strings.Contains(err.Error(), refused.says) {
-			t.Errorf("%v: %v", refused.change, err)
+			!strings.Contains(err.Error(), r.says) {
+			t.Errorf("%v: %v", r.change, err)
 		}
 	}
 }
