@@ -21,8 +21,7 @@ func (s *Store) Standbys(ctx context.Context) (clusters []int, err error) {
 	}
 	for _, key := range keys {
 		var n int
-		if _, err := fmt.Sscanf(key, "standby.%d", &n); err != nil ||
-			key != standbyKey(n) {
+		if _, err := fmt.Sscanf(key, "standby.%d", &n); err != nil || key != standbyKey(n) {
 			continue
 		}
 		rec, _, err := NewStore(s.api, StoreConfig{Stream: s.cfg.Stream, Slot: s.cfg.Slot, Cluster: n,

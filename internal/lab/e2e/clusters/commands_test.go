@@ -1,13 +1,11 @@
 package clusters
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
-	"github.com/outflowhq/outflow/outbox"
 )
 
 // TestCommandsOfASharedStream: while another cluster makes the home's stream, a command works, or names the
@@ -113,24 +111,7 @@ func TestCommandsOfASharedStream(t *testing.T) {
 	home.Start()
 	s.awaitOwner("the home is repaired", map[int]*harness.Outflow{1: home})
 	harness.Exec(t, s.home.conn, harness.InsertNumbered, 21, 30)
-	stored := func() map[string]int {
-		ids := map[string]int{}
-		for _, m := range harness.Messages(t, js, home.Stream) {
-			ids[outbox.HeaderID(m.Header.Get(outbox.HeaderName))]++
-		}
-		return ids
-	}
-	harness.Eventually(t, "each row is in the stream", func() error {
-		if n := len(stored()); n < 30 {
-			return fmt.Errorf("%d are", n)
-		}
-		return nil
-	})
-	for id, n := range stored() {
-		if n != 1 {
-			t.Errorf("event %s is in the stream %d times", id, n)
-		}
-	}
+	s.awaitStored(30)
 
 	home.MustStop(t)
 	home.MustFail(3, []string{"uninstall", "--yes"}, "uninstall_standby", "cluster 2 stands by")

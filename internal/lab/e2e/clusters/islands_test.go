@@ -51,15 +51,14 @@ func newIslands(t *testing.T, major, n int) *islands {
 
 // mode are the settings that switch it on at a cluster.
 func (s *islands) mode(at int) []string {
-	subscriptions, comma := "", ""
+	var subscriptions []string
 	for k := range s.all {
 		if k != at {
-			subscriptions += fmt.Sprintf("%s%d=from_%d", comma, k+1, k+1)
-			comma = ","
+			subscriptions = append(subscriptions, fmt.Sprintf("%d=from_%d", k+1, k+1))
 		}
 	}
 	return []string{"CLUSTER_MODE=islands", "CLUSTER_MAXIMUM_DELAY=5s",
-		"CLUSTER_SUBSCRIPTIONS=" + subscriptions}
+		"CLUSTER_SUBSCRIPTIONS=" + strings.Join(subscriptions, ",")}
 }
 
 // switchOn switches it on for all outflows, and starts them.

@@ -1,12 +1,10 @@
 package clusters
 
 import (
-	"fmt"
 	"path/filepath"
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
-	"github.com/outflowhq/outflow/outbox"
 )
 
 // TestAnOlderHomeDoesNotTakeTheStreamBack: the home's server is put back to an older copy while another
@@ -47,18 +45,7 @@ func TestAnOlderHomeDoesNotTakeTheStreamBack(t *testing.T) {
 	home.Start()
 	home.MustEndInGap("server_behind")
 	home.MustFail(4, []string{"repair", "--where", "actor_id = 'a'"}, "server_behind")
-	stored := func() (n int) {
-		ids := map[string]bool{}
-		for _, m := range harness.Messages(t, js, home.Stream) {
-			id := outbox.HeaderID(m.Header.Get(outbox.HeaderName))
-			if ids[id] {
-				t.Errorf("event %s is in the stream twice", id)
-			}
-			ids[id] = true
-		}
-		return len(ids)
-	}
-	if n := stored(); n != 30 {
+	if n := s.stored(); n != 30 {
 		t.Errorf("%d events in the stream, want 30", n)
 	}
 	if n := owner(away); n != 2 {
@@ -70,10 +57,5 @@ func TestAnOlderHomeDoesNotTakeTheStreamBack(t *testing.T) {
 	home.Start()
 	s.awaitOwner("the home is repaired", map[int]*harness.Outflow{1: home})
 	write(31, 40)
-	harness.Eventually(t, "the home goes on", func() error {
-		if n := stored(); n < 40 {
-			return fmt.Errorf("%d events", n)
-		}
-		return nil
-	})
+	s.awaitStored(40)
 }

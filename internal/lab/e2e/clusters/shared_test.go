@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // inSharedMode are the settings that switch the take-over on.
@@ -135,6 +136,31 @@ func (s *sharedHome) mustBeTheHomes() (cuts int) {
 		s.Errorf("stream and WAL differ: %s", v.String())
 	}
 	return v.Cuts
+}
+
+// stored counts the events in the home's stream, each of which must be there once.
+func (s *sharedHome) stored() int {
+	s.Helper()
+	ids := map[string]bool{}
+	for _, m := range harness.Messages(s, harness.JetStream(s, s.natsURL), s.home.o.Stream) {
+		id := outbox.HeaderID(m.Header.Get(outbox.HeaderName))
+		if ids[id] {
+			s.Fatalf("event %s is in the stream twice", id)
+		}
+		ids[id] = true
+	}
+	return len(ids)
+}
+
+// awaitStored waits until so many are there.
+func (s *sharedHome) awaitStored(n int) {
+	s.Helper()
+	harness.Eventually(s, "the home goes on", func() error {
+		if is := s.stored(); is < n {
+			return fmt.Errorf("%d events of %d", is, n)
+		}
+		return nil
+	})
 }
 
 // fault makes an outflow silent in one of four ways: a kill; one with its database's server, if there is one;
