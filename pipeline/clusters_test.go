@@ -169,11 +169,7 @@ func (c *clusters) stop() {
 	c.ends()
 	<-c.ended
 	for _, w := range []*harness{c.home, c.away} {
-		for _, pr := range w.procs {
-			if !pr.over() {
-				pr.kill()
-			}
-		}
+		w.killAll()
 	}
 	time.Sleep(time.Minute) // what is still on its way arrives
 }

@@ -461,16 +461,21 @@ func inBubble(t *testing.T, first relay.Settings, durable time.Duration, f func(
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		f(t, w)
-		for _, pr := range w.procs {
-			if !pr.over() {
-				pr.kill()
-			}
-		}
+		w.killAll()
 		w.sleep(time.Minute) // what is still on its way arrives
 		if w.broken != nil {
 			t.Error(w.broken)
 		}
 	})
+}
+
+// killAll kills the processes that still run.
+func (w *harness) killAll() {
+	for _, pr := range w.procs {
+		if !pr.over() {
+			pr.kill()
+		}
+	}
 }
 
 // until waits for a condition, and fails the test when it does not come within limit.

@@ -462,11 +462,7 @@ func (w *islands) stop() {
 	w.ends()
 	<-w.ended
 	for _, c := range w.isles {
-		for _, pr := range c.procs {
-			if !pr.over() {
-				pr.kill()
-			}
-		}
+		c.killAll()
 		for _, r := range c.readers {
 			if !r.pr.over() {
 				r.kill()

@@ -27,11 +27,7 @@ func TestWhatIsLeftToOthersIsPassedOver(t *testing.T) {
 			durable := pick(rnd, 0, 2*time.Second, 6*time.Second)
 			w := newHarnessOf(t, seed, load.settings(), durable, homeDecoder())
 			err := leavesSome(w, load)
-			for _, pr := range w.procs {
-				if !pr.over() {
-					pr.kill()
-				}
-			}
+			w.killAll()
 			time.Sleep(time.Minute) // what is still on its way arrives
 			if err != nil {
 				t.Errorf("seed %d: %v", seed, err)

@@ -27,11 +27,7 @@ func oneHome(t *testing.T, horizon time.Duration, f func(t *testing.T, c *isle))
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f(t, c)
-		for _, pr := range c.procs {
-			if !pr.over() {
-				pr.kill()
-			}
-		}
+		c.killAll()
 		c.sleep(time.Minute) // what is still on its way arrives
 		if c.broken != nil {
 			t.Error(c.broken)

@@ -33,11 +33,7 @@ func oneReader(t *testing.T, count int, horizon time.Duration, f func(t *testing
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		f(t, r)
-		for _, pr := range w.procs {
-			if !pr.over() {
-				pr.kill()
-			}
-		}
+		w.killAll()
 		w.sleep(time.Minute) // what is still on its way arrives
 		if err := r.check(); err != nil {
 			t.Error(err)
