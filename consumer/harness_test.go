@@ -67,6 +67,7 @@ type memoryStream struct {
 	last    uint64
 	held    map[uint64]*stream.Message
 	lost    uint64 // the first that was lost at the end, which the next one says
+	left    uint64 // up to here a loss left sequences out
 	erased  outbox.Sequences
 	reader  *memoryReader
 	opened  int
@@ -109,16 +110,20 @@ func (s *memoryStream) change(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// lose removes messages; back says whether the last sequence goes back with them.
+// lose removes messages; back says whether the last sequence goes back with them. If it does not, or goes back
+// to where an earlier loss left sequences out, the next message says that those are lost, as Outflow does: it
+// looks for the newest message that can be read.
 func (s *memoryStream) lose(from uint64, back bool) {
 	s.change(func() {
 		maps.DeleteFunc(s.held, func(seq uint64, _ *stream.Message) bool { return seq >= from })
 		if back {
 			s.last = from - 1
-		} else { // behind the newest message that can be read, as Outflow finds it
-			for s.lost = from; s.lost > s.first && s.held[s.lost-1] == nil; {
-				s.lost--
-			}
+		} else {
+			s.left = s.last
+		}
+		s.lost = 0
+		for seq := s.last; seq >= s.first && s.held[seq] == nil; seq-- {
+			s.lost = seq
 		}
 	})
 }
