@@ -30,8 +30,9 @@ type island struct {
 	rowsRead
 	known bool // Home is: a session has found out what was kept of it
 
-	// The others have had a sign of life since then: the newest row that is known to be committed was written
-	// later, or the start began later whose sign of life was read.
+	// The others have had a sign of life since then, and each was less than half of the delay after the one
+	// before: the newest row that is known to be committed was asked for then, or the start began whose sign of
+	// life was read.
 	alive  time.Time
 	speaks bool // this process has compared the stream with the WAL: who can't publish says nothing
 }
@@ -163,7 +164,12 @@ func (s *session) say(now time.Time) {
 		return
 	}
 	if row := i.Next(i.clock(now)); row.Kind != 0 {
-		s.writeRow(row, now, func() { i.alive = now })
+		s.writeRow(row, now, func() {
+			// Behind a silence it is none: others may have claimed before it. Who has just started finds that out.
+			if i.lively(now) || i.Starting() {
+				i.alive = now
+			}
+		})
 	}
 }
 

@@ -272,6 +272,28 @@ func TestAHomeThatCouldNotWriteBeginsAgain(t *testing.T) {
 	})
 }
 
+// TestARowThatComesTooLateIsNoSignOfLife: a process that stood still writes a row before it reads on. It leaves to
+// others what they have claimed before that.
+func TestARowThatComesTooLateIsNoSignOfLife(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing()
+		takes := c.pg.writeDelay
+		c.pg.writeDelay = time.Hour
+		c.sleep(2 * c.cfg.Delay)
+		signs := c.wrote(relay.Published)
+		c.pg.writeDelay, c.pg.delay = takes, c.cfg.Delay
+		c.write(5)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.write(1)
+		c.until(time.Minute, "a sign of life", func() bool { return c.wrote(relay.Published) > signs })
+		c.pg.delay = 0
+		c.echoes(c.greets(2))
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 6 })
+		c.left = c.record().Left
+		c.wantSameStream()
+	})
+}
+
 // TestWhatAHomeHasSaidComesAgain: its broker loses messages, and others have claimed up to what comes behind
 // them. They claim nothing that was said to be published.
 func TestWhatAHomeHasSaidComesAgain(t *testing.T) {

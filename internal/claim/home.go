@@ -89,6 +89,9 @@ func (h *Home) Start(end outbox.LSN) {
 	h.end = end
 }
 
+// Starting reports whether no sign of life was read since the start.
+func (h *Home) Starting() bool { return !h.back }
+
 func (h *Home) greet() {
 	h.greeted, h.nameless, h.waits, h.back = false, true, h.cfg.Count > 1, true
 	h.yielded, h.told, h.asked = false, false, asked{}
