@@ -31,8 +31,8 @@ type island struct {
 	known bool // Home is: a session has found out what was kept of it
 
 	// The others have had a sign of life since then, and each was less than half of the delay after the one
-	// before: the newest row that is known to be committed was asked for then, or the start began whose sign of
-	// life was read.
+	// before: the newest row that is known to be committed was asked for then, or the start began whose sign
+	// of life was read.
 	alive  time.Time
 	speaks bool // this process has compared the stream with the WAL: who can't publish says nothing
 }
@@ -165,7 +165,7 @@ func (s *session) say(now time.Time) {
 	}
 	if row := i.Next(i.clock(now)); row.Kind != 0 {
 		s.writeRow(row, now, func() {
-			// Behind a silence it is none: others may have claimed before it. Who has just started finds that out.
+			// Behind a silence it is none: others may have claimed before it. A start finds that out.
 			if i.lively(now) || i.Starting() {
 				i.alive = now
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -34,8 +35,12 @@ func (m *mesh) state() string {
 	return b.String()
 }
 
-// published is how many events of a home have come to all readers.
+// published is how many events of a home have come to all readers; in the mode islands, to those of all
+// streams together.
 func (m *mesh) published(home int) int {
+	if m.mode == islands {
+		return m.together(home).published
+	}
 	least := m.all[0].streams[home-1].of(home).events
 	for _, c := range m.all[1:] {
 		least = min(least, c.streams[home-1].of(home).events)
@@ -101,6 +106,22 @@ func (c *cluster) rows(ctx context.Context, home int) (n int, err error) {
 	return n, err
 }
 
+// kill kills all of a cluster.
+func (c *cluster) kill() error {
+	for _, o := range c.homes {
+		o.kill()
+	}
+	return errors.Join(c.pg.Kill(), c.nats.Kill())
+}
+
+// startAgain starts all of a cluster that was killed.
+func (c *cluster) startAgain(ctx context.Context) error {
+	if err := errors.Join(c.nats.Start(), c.pg.Start(ctx)); err != nil {
+		return err
+	}
+	return c.startOutflows()
+}
+
 // killCluster kills one whole cluster. Another one goes on with its stream, until it is back.
 func (m *mesh) killCluster(ctx context.Context) error {
 	const dies = 3
@@ -109,14 +130,11 @@ func (m *mesh) killCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, o := range c.homes {
-		o.kill()
-	}
-	if err := c.pg.Kill(); err != nil {
+	if err := c.kill(); err != nil {
 		return err
 	}
 	killed := time.Now()
-	m.story.say("KILL    cluster 3: its PostgreSQL and its three outflows")
+	m.story.say("KILL    cluster 3: its PostgreSQL, its NATS server and its three outflows")
 	by, epoch, err := m.owner(ctx, dies, epoch, 1, 2)
 	if err != nil {
 		return err
@@ -128,10 +146,7 @@ func (m *mesh) killCluster(ctx context.Context) error {
 	}
 	m.story.say("        of home 3, %d events are published, of %d that it has committed", m.published(dies),
 		c.written.Load())
-	if err := c.pg.Start(ctx); err != nil {
-		return err
-	}
-	if err := c.startOutflows(); err != nil {
+	if err := c.startAgain(ctx); err != nil {
 		return err
 	}
 	m.story.say("START   cluster 3 again")

@@ -12,22 +12,27 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
-// TestEachEventIsReadOnceThoughAClusterDies plays the example, smaller. Through Outflow each event comes to
-// each reader once and in order; through the naive relays as often as there are clusters, at least.
-func TestEachEventIsReadOnceThoughAClusterDies(t *testing.T) {
-	t.Parallel()
+func TestMain(m *testing.M) {
+	natsserver.Child()
+	os.Exit(m.Run())
+}
+
+// played plays the example, smaller, and returns what it said.
+func played(t *testing.T, mode string) (verdict, string) {
+	t.Helper()
 	if testing.Short() {
-		t.Skip("runs four servers and nine outflows: not with -short")
+		t.Skip("runs six servers and nine outflows: not with -short")
 	}
 	if _, err := newEnough(pgserver.Installations()); err != nil {
 		tier.Missing(t, "pg"+strconv.Itoa(pgserver.Newest), "%v", err)
 	}
 	var out strings.Builder
-	v, err := play(t.Context(), options{outflow: binary(t), events: 50}, &out)
+	v, err := play(t.Context(), options{outflow: binary(t), events: 50, mode: mode}, &out)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
@@ -35,11 +40,20 @@ func TestEachEventIsReadOnceThoughAClusterDies(t *testing.T) {
 	if err := v.good(); err != nil {
 		t.Error(err)
 	}
-	for home, readers := range v.relays {
+	return v, out.String()
+}
+
+// TestEachEventIsReadOnceThoughAClusterDies: through Outflow each event comes to each reader once and in
+// order; through the naive relays as often as there are clusters, at least.
+func TestEachEventIsReadOnceThoughAClusterDies(t *testing.T) {
+	t.Parallel()
+	v, story := played(t, shared)
+	each := v.(*perReader)
+	for home, readers := range each.relays {
 		for at, f := range readers {
-			if f.missing > 0 || f.twice < (clusters-1)*v.committed[home] {
+			if f.missing > 0 || f.twice < (clusters-1)*each.committed[home] {
 				t.Errorf("home %d through the relays, read at cluster %d: %+v of %d events", home+1, at+1, f,
-					v.committed[home])
+					each.committed[home])
 			}
 		}
 	}
@@ -47,8 +61,30 @@ func TestEachEventIsReadOnceThoughAClusterDies(t *testing.T) {
 		`cluster [12] goes on with the stream of home 3`, `BACK +home 3 makes its stream itself`,
 		`cluster [23] goes on with its stream`, `BACK +it has seen`,
 	} {
-		if !regexp.MustCompile(act).MatchString(out.String()) {
+		if !regexp.MustCompile(act).MatchString(story) {
 			t.Errorf("the story lacks %q", act)
+		}
+	}
+}
+
+// TestIslandsGoOnForEachOther: each event is in the stream of one cluster, or of two if its home had
+// published it first; others have published for the homes that fell silent.
+func TestIslandsGoOnForEachOther(t *testing.T) {
+	t.Parallel()
+	v, _ := played(t, islands)
+	for home, f := range v.(*unions).outflow {
+		for at, n := range f.by {
+			if at == home && n == 0 {
+				t.Errorf("home %d has published nothing", home+1)
+			}
+		}
+		if n := f.published + f.twice - f.by[home]; (n > 0) != (home != 1) {
+			t.Errorf("others have published %d events of home %d", n, home+1)
+		}
+	}
+	for home, f := range v.(*unions).relays {
+		if f.missing > 0 || f.twice < (clusters-1)*v.(*unions).committed[home] {
+			t.Errorf("home %d through the relays: %+v", home+1, f)
 		}
 	}
 }
@@ -86,20 +122,66 @@ func TestTheVerdictSeesWhatIsWrong(t *testing.T) {
 		"all":      {"ada@1:2 ada@1:1 ada@1:2", found{3, figures{2, 1, 1}}},
 		"no event": {"", found{missing: 5}},
 	} {
-		tally := tally{copies: map[sequence][]int{}}
+		tally := newTally()
 		for i, key := range strings.Fields(test.keys) {
-			tally.add(uint64(i+1), "note", key) //nolint:gosec // it is not below 0
+			tally.add(uint64(i+1), time.Now(), "note", key) //nolint:gosec // it is not below 0
 		}
 		if got := tally.against(own, 1); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
 		}
-		v := verdict{committed: [clusters]int{5, 5, 5}}
+		v := perReader{committed: [clusters]int{5, 5, 5}}
 		v.outflow[0][2] = test.want
 		if err := v.good(); (err == nil) != (name == "exact") {
 			t.Errorf("%s: the verdict says %v", name, err)
 		}
 		if strangers := tally.strangers(2); (len(strangers) > 0) != (test.keys != "") {
 			t.Errorf("%s: in another home's stream: %v", name, strangers)
+		}
+	}
+}
+
+// TestTheVerdictOfIslandsSeesWhatIsWrong: an event that its home published first may be in one other stream,
+// and nothing else is good.
+func TestTheVerdictOfIslandsSeesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	begun := time.Now()
+	own := map[sequence]int{{"note", "ada@1"}: 3}
+	for name, test := range map[string]struct {
+		streams [clusters]string // of each cluster: the event, and the second at which it was stored
+		want    together
+	}{
+		"exact": {[clusters]string{"1/0 3/5", "2/3"},
+			together{by: [clusters]int{2, 1}, published: 3}},
+		"said too late": {[clusters]string{"1/0 2/1 3/8", "2/6"},
+			together{by: [clusters]int{3, 1}, published: 3, twice: 1}},
+		"the home after": {[clusters]string{"1/0 2/7 3/8", "2/6"},
+			together{by: [clusters]int{3, 1}, published: 3, twice: 1, strange: 1}},
+		"two others": {[clusters]string{"1/0 3/8", "2/6", "2/6"},
+			together{by: [clusters]int{2, 1, 1}, published: 3, strange: 1}},
+		"the same": {[clusters]string{"1/0 2/1 2/2 3/3"},
+			together{by: [clusters]int{3}, published: 3, strange: 1}},
+		"late": {[clusters]string{"1/0", "", "3/5 2/6"},
+			together{by: [clusters]int{1, 0, 2}, published: 3, late: 1}},
+		"missing": {[clusters]string{"1/0 3/1"},
+			together{by: [clusters]int{2}, published: 2, missing: 1}},
+	} {
+		m := &mesh{}
+		for _, stream := range test.streams {
+			t := newTally()
+			for i, event := range strings.Fields(stream) {
+				key, second, _ := strings.Cut(event, "/")
+				at, _ := time.ParseDuration(second + "s")
+				t.add(uint64(i+1), begun.Add(at), "note", "ada@1:"+key) //nolint:gosec // it is not below 0
+			}
+			m.all = append(m.all, &cluster{streams: []*tally{t}})
+		}
+		got := m.against(own, 1)
+		if got != test.want {
+			t.Errorf("%s: %+v, want %+v", name, got, test.want)
+		}
+		v := unions{committed: [clusters]int{3, 3, 3}, outflow: [clusters]together{got}}
+		if err := v.good(); (err == nil) != (name == "exact" || name == "said too late") {
+			t.Errorf("%s: the verdict says %v", name, err)
 		}
 	}
 }

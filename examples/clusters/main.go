@@ -14,9 +14,11 @@ import (
 	"syscall"
 
 	"github.com/outflowhq/outflow/examples/internal/stage"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
 )
 
 func main() {
+	natsserver.Child()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	if err != nil && ctx.Err() != nil {
@@ -33,9 +35,13 @@ func run(ctx context.Context) error {
 	var o options
 	flag.StringVar(&o.outflow, "outflow", "../bin/outflow", "the program outflow")
 	flag.IntVar(&o.events, "events", 300, "events that are written before each act")
-	stage.ParseFlags("examples/clusters/demo [-events 300]")
+	flag.StringVar(&o.mode, "mode", shared, "cluster.mode: shared or islands")
+	stage.ParseFlags("examples/clusters/demo [-mode shared] [-events 300]")
 	if o.events < 50 {
 		return fmt.Errorf("-events %d: want 50 or more", o.events)
+	}
+	if o.mode != shared && o.mode != islands {
+		return fmt.Errorf("-mode %s: want %s or %s", o.mode, shared, islands)
 	}
 	v, err := play(ctx, o, os.Stdout)
 	if err != nil {
@@ -47,10 +53,11 @@ func run(ctx context.Context) error {
 type options struct {
 	outflow string // the program
 	events  int    // written before each act
+	mode    string // cluster.mode
 }
 
 // play starts everything, plays the acts and prints the verdict. Nothing is left behind.
-func play(ctx context.Context, o options, out io.Writer) (v *verdict, err error) {
+func play(ctx context.Context, o options, out io.Writer) (v verdict, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	m := &mesh{options: o, story: newStory(out), enough: make(chan struct{}),
 		failed: make(chan error, 1)}
@@ -61,14 +68,20 @@ func play(ctx context.Context, o options, out io.Writer) (v *verdict, err error)
 		}
 		err = errors.Join(err, m.close())
 	}()
-	for _, act := range []func(context.Context) error{
+	acts, judge := []func(context.Context) error{
 		m.raise, m.begin, m.cutLink, m.killCluster, m.sleep, m.end,
-	} {
+	}, m.judge
+	if o.mode == islands {
+		acts, judge = []func(context.Context) error{
+			m.raise, m.begin, m.killNATS, m.killIsland, m.sleepAlone, m.end,
+		}, m.judgeTogether
+	}
+	for _, act := range acts {
 		if err := act(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if v, err = m.judge(ctx); err == nil {
+	if v, err = judge(ctx); err == nil {
 		m.story.quiet()
 		fmt.Fprint(out, v)
 	}

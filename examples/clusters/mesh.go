@@ -24,6 +24,8 @@ import (
 
 const (
 	clusters = 3
+	// how clusters go on for one another: the values of cluster.mode
+	shared, islands = "shared", "islands"
 	// patience is how long a condition may take that should hold in a moment.
 	patience = 3 * time.Minute
 )
@@ -34,7 +36,6 @@ type mesh struct {
 	story *story
 
 	dir   string
-	nats  *natsserver.Server // all clusters reach it
 	all   []*cluster
 	links map[[2]int]*faultproxy.Proxy // from where to where rows go, clusters by their numbers
 
@@ -44,9 +45,10 @@ type mesh struct {
 	failed chan error     // of whatever runs beside the acts; has room for one
 }
 
-// cluster is a PostgreSQL, with an Outflow for each home. Its number is from 1.
+// cluster is a PostgreSQL and a NATS server, with an Outflow for each home. Its number is from 1.
 type cluster struct {
 	number int
+	nats   *natsserver.Process
 	pg     *pgserver.Server
 	url    string
 	homes  []*outflow // for the stream of each home
@@ -72,17 +74,11 @@ func (m *mesh) raise(ctx context.Context) (err error) {
 	if err = os.Chmod(m.dir, 0o755); err != nil { //nolint:gosec // what is secret in it has its own mode
 		return err
 	}
-	m.story.say("three PostgreSQL %s and a NATS that syncs each write, for the moment", found.Version)
+	m.story.say("three PostgreSQL %s and three NATS, for the moment", found.Version)
 	if err = m.startNATS(); err != nil {
 		return err
 	}
-	var all errgroup.Group
-	for i := range clusters {
-		c := &cluster{number: i + 1}
-		m.all = append(m.all, c)
-		all.Go(func() error { return c.start(ctx, found, m.dir, m.natsAt(c.number)) })
-	}
-	if err = all.Wait(); err != nil {
+	if err = m.each(func(c *cluster) error { return c.start(ctx, found, m.dir, m.natsAt(c)) }); err != nil {
 		return err
 	}
 	for _, c := range m.all {
@@ -94,38 +90,44 @@ func (m *mesh) raise(ctx context.Context) (err error) {
 			c.homes = append(c.homes, o)
 		}
 	}
-	m.story.say("tables, publications and streams: outflow init at each home")
-	if err = m.each(func(c *cluster) error { return c.home().init(ctx) }); err != nil {
+	m.story.say("tables and publications: outflow init at each home")
+	var first []string
+	if m.mode == islands { // which wants the subscriptions, and they want the tables
+		first = []string{"OUTFLOW_CLUSTER_MODE=none"}
+	}
+	if err = m.each(func(c *cluster) error { return c.home().init(ctx, first...) }); err != nil {
 		return err
 	}
 	m.story.say("six subscriptions, origin = none, each through a link that can be cut")
 	if err = m.subscribe(ctx); err != nil {
 		return err
 	}
-	m.story.say("outflow init on each cluster for the streams of the others")
-	if err = m.each(func(c *cluster) error {
-		for _, o := range c.homes {
-			if o.home != c.number {
-				if err := o.init(ctx); err != nil {
-					return err
+	m.story.say("outflow init on each cluster for its own stream, and then for those of the others")
+	for _, own := range []bool{true, false} {
+		if err = m.each(func(c *cluster) error {
+			for _, o := range c.homes {
+				if (o.home == c.number) == own {
+					if err := o.init(ctx); err != nil {
+						return err
+					}
 				}
 			}
+			return nil
+		}); err != nil {
+			return err
 		}
-		return nil
-	}); err != nil {
-		return err
 	}
 	for _, c := range m.all {
 		if err = c.startOutflows(); err != nil {
 			return err
 		}
 	}
-	for home := range clusters {
-		if _, _, err = m.owner(ctx, home+1, 0, home+1); err != nil {
+	for home := 1; m.mode == shared && home <= clusters; home++ {
+		if _, _, err = m.owner(ctx, home, 0, home); err != nil {
 			return err
 		}
 	}
-	m.story.say("nine outflow run: each home makes its own stream, two others stand by for it")
+	m.story.say("nine outflow run: each home publishes its own events, two others stand by for it")
 	return nil
 }
 
@@ -139,19 +141,46 @@ func newEnough(all []pgserver.Installation) (pgserver.Installation, error) {
 	return pgserver.FindIn(all, 0)
 }
 
-func (m *mesh) startNATS() (err error) {
-	m.nats, err = natsserver.Start(natsserver.Options{Dir: filepath.Join(m.dir, "nats"), SyncAlways: true})
-	if err != nil {
-		return fmt.Errorf("start nats: %w", err)
+// startNATS starts a server for each cluster. In the mode shared they are one NATS, which goes on when a
+// server is gone, and has each write on disk before it acknowledges it.
+func (m *mesh) startNATS() error {
+	var one *natsserver.Cluster
+	var err error
+	if m.mode == shared {
+		one, err = natsserver.StartCluster(filepath.Join(m.dir, "nats"), clusters,
+			natsserver.Options{SyncAlways: true})
 	}
-	return nil
+	for i := range clusters {
+		c := &cluster{number: i + 1}
+		switch {
+		case err != nil:
+			return fmt.Errorf("start nats: %w", err)
+		case one != nil:
+			c.nats = one.Node(i)
+		default:
+			c.nats, err = natsserver.StartProcess(natsserver.Options{
+				Dir: filepath.Join(m.dir, fmt.Sprint("nats-", c.number))})
+		}
+		m.all = append(m.all, c)
+	}
+	return err
 }
 
-// natsAt is the address of the NATS that a cluster reaches: one for all.
-func (m *mesh) natsAt(int) string { return m.nats.URL() }
+// natsAt is the address of the NATS that a cluster reaches, its own server first.
+func (m *mesh) natsAt(c *cluster) string {
+	urls := []string{c.nats.URL()}
+	for _, other := range m.all {
+		if m.mode == shared && other != c {
+			urls = append(urls, other.nats.URL())
+		}
+	}
+	return strings.Join(urls, ",")
+}
 
 func (c *cluster) start(ctx context.Context, found pgserver.Installation, dir, natsURL string) (err error) {
-	if c.conn, err = nats.Connect(natsURL, nats.Timeout(patience)); err != nil {
+	c.conn, err = nats.Connect(natsURL, nats.Timeout(patience), nats.DontRandomize(), nats.MaxReconnects(-1),
+		nats.ReconnectWait(200*time.Millisecond))
+	if err != nil {
 		return err
 	}
 	c.js, err = jetstream.New(c.conn, jetstream.WithDefaultTimeout(30*time.Second))
@@ -288,10 +317,10 @@ func (m *mesh) close() error {
 			c.conn.Close()
 		}
 	}
-	if m.nats != nil {
-		m.nats.Shutdown()
-	}
 	for _, c := range m.all {
+		if c.nats != nil && c.nats.Running() {
+			errs = append(errs, c.nats.Kill())
+		}
 		if c.pg != nil {
 			errs = append(errs, c.pg.Remove())
 		}

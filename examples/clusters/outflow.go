@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,7 +47,7 @@ func newOutflow(m *mesh, c *cluster, home int) (*outflow, error) {
 			o.env = append(o.env, v)
 		}
 	}
-	o.env = append(o.env, "OUTFLOW_POSTGRES_URL="+c.url, "OUTFLOW_NATS_URL="+m.natsAt(c.number),
+	o.env = append(o.env, "OUTFLOW_POSTGRES_URL="+c.url, "OUTFLOW_NATS_URL="+m.natsAt(c),
 		"OUTFLOW_LISTEN="+o.listen, "OUTFLOW_CLUSTER_CONTROL=outflow_control",
 		"OUTFLOW_CLUSTER_ID="+strconv.Itoa(c.number), "OUTFLOW_CLUSTER_COUNT="+strconv.Itoa(clusters),
 		"OUTFLOW_SLOT=home_"+strconv.Itoa(home), "OUTFLOW_STREAM="+streamOf(home))
@@ -57,19 +58,28 @@ func newOutflow(m *mesh, c *cluster, home int) (*outflow, error) {
 			"OUTFLOW_CLUSTER_SUBSCRIPTION=from_"+strconv.Itoa(home))
 	}
 	// How clusters go on for one another.
-	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE=shared",
-		"OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String(),
-		"OUTFLOW_SINK_DURABLE_AFTER=0s")
+	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE="+m.mode, "OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String())
+	if m.mode == shared {
+		o.env = append(o.env, "OUTFLOW_SINK_DURABLE_AFTER=0s", "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(clusters))
+	} else {
+		var subscriptions []string
+		for other := 1; other <= clusters; other++ {
+			if other != c.number {
+				subscriptions = append(subscriptions, fmt.Sprintf("%d=from_%[1]d", other))
+			}
+		}
+		o.env = append(o.env, "OUTFLOW_CLUSTER_SUBSCRIPTIONS="+strings.Join(subscriptions, ","))
+	}
 	return o, nil
 }
 
 func streamOf(home int) string { return "HOME_" + strconv.Itoa(home) }
 
-// init runs outflow init.
-func (o *outflow) init(ctx context.Context) error {
+// init runs outflow init. Settings take the place of its own.
+func (o *outflow) init(ctx context.Context, settings ...string) error {
 	out, err := process.Again(ctx, func() *exec.Cmd {
 		cmd := exec.CommandContext(ctx, o.binary, "init")
-		cmd.Env = o.env
+		cmd.Env = append(slices.Clone(o.env), settings...)
 		return cmd
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -29,10 +30,18 @@ func homeOf(actor string) int {
 type tally struct {
 	mu     sync.Mutex
 	read   uint64                // message of the stream, the newest that was read
-	copies map[sequence][]int    // how often each event came, by its counter less one
+	events map[sequence][]copies // by the event's counter less one
 	count  [clusters + 1]figures // of each home; at 0 of none
 	err    error
 }
+
+// copies are of one event: how many came, and when the first of them was stored.
+type copies struct {
+	n     int
+	first time.Time
+}
+
+func newTally() *tally { return &tally{events: map[sequence][]copies{}} }
 
 // figures are of the events of one home.
 type figures struct {
@@ -41,7 +50,7 @@ type figures struct {
 	late   int // events behind a later one of their sequence
 }
 
-func (t *tally) add(seq uint64, doc, key string) {
+func (t *tally) add(seq uint64, stored time.Time, doc, key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.read = seq
@@ -53,17 +62,20 @@ func (t *tally) add(seq uint64, doc, key string) {
 		return
 	}
 	of, f := sequence{doc, actor}, &t.count[home]
-	switch known := t.copies[of]; {
-	case n <= len(known) && known[n-1] > 0:
+	switch known := t.events[of]; {
+	case n <= len(known) && known[n-1].n > 0:
 		f.twice++
 	case n <= len(known):
 		f.events++
 		f.late++
 	default:
 		f.events++
-		t.copies[of] = append(known, make([]int, n-len(known))...)
+		t.events[of] = append(known, make([]copies, n-len(known))...)
 	}
-	t.copies[of][n-1]++
+	c := &t.events[of][n-1]
+	if c.n++; c.n == 1 {
+		c.first = stored
+	}
 }
 
 func (t *tally) of(home int) figures {
@@ -102,7 +114,7 @@ func (c *cluster) read(ctx context.Context, stream, header string,
 	if err != nil {
 		return nil, err
 	}
-	t := &tally{copies: map[sequence][]int{}}
+	t := newTally()
 	_, err = consumer.Consume(func(msg jetstream.Msg) {
 		meta, err := msg.Metadata()
 		if err != nil {
@@ -121,7 +133,7 @@ func (c *cluster) read(ctx context.Context, stream, header string,
 			return
 		}
 		_, doc, _ := strings.Cut(msg.Subject(), ".")
-		t.add(meta.Sequence.Stream, doc, key)
+		t.add(meta.Sequence.Stream, meta.Timestamp, doc, key)
 	})
 	return t, err
 }

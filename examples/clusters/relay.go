@@ -19,13 +19,14 @@ const (
 	relayPoll   = 200 * time.Millisecond
 )
 
-// startRelays starts one at each cluster. Their stream is in memory, so that it costs less: nobody kills that
-// server.
+// startRelays starts one at each cluster.
 func (m *mesh) startRelays(ctx context.Context) error {
+	stream := jetstream.StreamConfig{Name: relayStream, Subjects: []string{"relays.>"}}
+	if m.mode == shared { // where each write to a file is synced, and one server is killed
+		stream.Storage, stream.Replicas = jetstream.MemoryStorage, clusters
+	}
 	for _, c := range m.all {
-		if _, err := c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-			Name: relayStream, Subjects: []string{"relays.>"}, Storage: jetstream.MemoryStorage,
-		}); err != nil {
+		if _, err := c.js.CreateOrUpdateStream(ctx, stream); err != nil {
 			return err
 		}
 		if err := c.exec(ctx, "CREATE TABLE relayed (id uuid PRIMARY KEY)"); err != nil {

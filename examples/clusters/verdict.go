@@ -9,8 +9,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// verdict is what readers should have got, and what they got.
-type verdict struct {
+// verdict says what readers should have got, and what they got.
+type verdict interface {
+	fmt.Stringer
+	good() error // nil: what the mode promises
+}
+
+// perReader is the verdict of the mode shared: each reader gets each event once.
+type perReader struct {
 	committed [clusters]int // events of each home
 	outflow   [clusters][clusters]found
 	relays    [clusters][clusters]found
@@ -28,7 +34,7 @@ func (f found) exact() bool { return f.missing == 0 && f.twice == 0 && f.late ==
 // copies is how often an event came, in the mean.
 func (f found) copies() float64 { return float64(f.events+f.twice) / float64(max(f.events, 1)) }
 
-func (v *verdict) good() error {
+func (v *perReader) good() error {
 	errs := v.strange
 	for home, readers := range v.outflow {
 		for at, f := range readers {
@@ -41,7 +47,7 @@ func (v *verdict) good() error {
 	return errors.Join(errs...)
 }
 
-func (v *verdict) String() string {
+func (v *perReader) String() string {
 	var b strings.Builder
 	b.WriteString("\nverdict: missing / twice / out of order, of each home's events, as read at each " +
 		"cluster\n\n")
@@ -102,12 +108,10 @@ func (m *mesh) arrived(ctx context.Context) error {
 				return fmt.Errorf("cluster %d has %d of %d rows of home %d: %w", c.number, n, written,
 					home.number, err)
 			}
-			t := c.streams[home.number-1]
-			if n := t.of(home.number).events; n < written {
-				return fmt.Errorf("%d of %d events of home %d are read at cluster %d", n, written,
-					home.number, c.number)
+			if n := m.published(home.number); n < written {
+				return fmt.Errorf("%d of %d events of home %d are read", n, written, home.number)
 			}
-			if err := c.atEnd(ctx, streamOf(home.number), t); err != nil {
+			if err := c.atEnd(ctx, streamOf(home.number), c.streams[home.number-1]); err != nil {
 				return err
 			}
 		}
@@ -132,50 +136,56 @@ func (c *cluster) atEnd(ctx context.Context, stream string, t *tally) error {
 	return nil
 }
 
+// copies are those of an event, by its counter less one. The caller holds mu.
+func (t *tally) copies(of sequence, i int) (c copies) {
+	if known := t.events[of]; i < len(known) {
+		c = known[i]
+	}
+	return c
+}
+
 // judge compares what was read with the homes' own tables.
-func (m *mesh) judge(ctx context.Context) (*verdict, error) {
-	v := &verdict{}
+func (m *mesh) judge(ctx context.Context) (verdict, error) {
+	v := &perReader{}
 	for i, home := range m.all {
-		own, err := home.own(ctx)
+		own, n, err := home.own(ctx)
 		if err != nil {
-			return nil, err
+			v.strange = append(v.strange, err)
 		}
-		for _, n := range own {
-			v.committed[i] += n
-		}
-		if n := int(home.written.Load()); n != v.committed[i] {
-			v.strange = append(v.strange, fmt.Errorf("home %d has %d rows, its writers have committed %d",
-				i+1, v.committed[i], n))
-		}
+		v.committed[i] = n
 		for k, c := range m.all {
 			v.outflow[i][k] = c.streams[i].against(own, i+1)
 			v.relays[i][k] = c.relayed.against(own, i+1)
 			v.strange = append(v.strange, c.streams[i].strangers(i+1)...)
 		}
 	}
-	return v, nil
+	return v, ctx.Err()
 }
 
-// own is how many events each sequence has that was written at this cluster.
-func (c *cluster) own(ctx context.Context) (map[sequence]int, error) {
+// own is how many events each sequence has that was written at this cluster, and how many they are together.
+func (c *cluster) own(ctx context.Context) (own map[sequence]int, all int, err error) {
 	conn, err := pgx.Connect(ctx, c.url)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer conn.Close(ctx) //nolint:errcheck // what it was for is done
 	rows, err := conn.Query(ctx, "SELECT doc_id, actor_id, count(*) FROM outbox WHERE actor_id LIKE $1 "+
 		"GROUP BY doc_id, actor_id HAVING count(*) = max(counter)", actorAt("%", c.number))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	own := map[sequence]int{}
+	own = map[sequence]int{}
 	var of sequence
 	var n int
 	_, err = pgx.ForEachRow(rows, []any{&of.doc, &of.actor, &n}, func() error {
 		own[of] = n
+		all += n
 		return nil
 	})
-	return own, err
+	if written := int(c.written.Load()); err == nil && written != all {
+		err = fmt.Errorf("home %d has %d rows, its writers have committed %d", c.number, all, written)
+	}
+	return own, all, err
 }
 
 // query reads one value.
@@ -195,7 +205,7 @@ func (t *tally) against(own map[sequence]int, home int) found {
 	f := found{figures: t.count[home]}
 	for of, n := range own {
 		for i := range n {
-			if known := t.copies[of]; i >= len(known) || known[i] == 0 {
+			if t.copies(of, i).n == 0 {
 				f.missing++
 			}
 		}
