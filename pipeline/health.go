@@ -55,6 +55,7 @@ type gauges struct {
 	said                           relay.Said
 	tally                          relay.Tally
 	kept                           checkpoint.Kept
+	agreed                         *Agreement
 }
 
 // Status is the pipeline's state at a moment, for probes and the status page.
@@ -95,6 +96,9 @@ type Status struct {
 	// where clusters share the stream: who makes it, and in which epoch, by the record as it was last read
 	Owner int    `json:"owner,omitempty"`
 	Epoch uint64 `json:"epoch,omitempty"`
+	// where clusters share nothing: how this one stands with the others; nil: it has not the mode, or no
+	// session holds the slot; read-only
+	Agreed *Agreement `json:"agreement,omitempty"`
 
 	beat time.Time
 	// something is under way that may take long: a transaction larger than the buffer is put in order, or a
@@ -235,6 +239,7 @@ func (h *health) set(s State, err error) {
 		h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = 0, 0, 0, 0
 		h.snap.Oldest, h.snap.CaughtUp = time.Time{}, time.Time{}
 		h.snap.Said, h.snap.Tally, h.snap.Kept = relay.Said{}, relay.Tally{}, checkpoint.Kept{}
+		h.snap.Agreed = nil
 	}
 }
 
@@ -252,6 +257,13 @@ func (h *health) sessionEnded() {
 	defer h.mu.Unlock()
 	h.snap.Held, h.snap.HeldBytes, h.snap.InFlight, h.snap.InFlightBytes = 0, 0, 0, 0
 	h.snap.OpenGaps, h.snap.Gaps, h.snap.Unlisted = 0, nil, time.Time{}
+}
+
+// listened takes note that the loop of who reads on for cluster rows alone has gone round.
+func (h *health) listened(agreed *Agreement, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.snap.beat, h.snap.Agreed = now, agreed
 }
 
 // turned takes note that the loop has gone round.
@@ -355,7 +367,7 @@ func (h *health) setGauges(g *gauges, now time.Time) {
 	h.snap.Late += g.newlyLate
 	h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq =
 		g.received, g.published, g.confirmed, g.seq
-	h.snap.Said, h.snap.Tally, h.snap.Kept = g.said, g.tally, g.kept
+	h.snap.Said, h.snap.Tally, h.snap.Kept, h.snap.Agreed = g.said, g.tally, g.kept, g.agreed
 	if g.idle && h.snap.Published < g.received {
 		h.snap.Published = g.received
 	}

@@ -164,6 +164,9 @@ func (s *session) say(now time.Time) {
 		return
 	}
 	if row := i.Next(i.clock(now)); row.Kind != 0 {
+		if row.Kind == relay.Yield {
+			s.metrics.yields.Inc()
+		}
 		s.writeRow(row, now, func() {
 			// Behind a silence it is none: others may have claimed before it. A start finds that out.
 			if i.lively(now) || i.Starting() {

@@ -50,7 +50,7 @@ func (s *session) listen(ctx context.Context, cause error) error {
 			return errListened
 		}
 		now := time.Now()
-		s.p.health.turned(now)
+		s.p.health.listened(s.agreement(), now)
 		s.say(now)
 		var lost <-chan struct{}
 		if s.clusters.lost {

@@ -23,6 +23,7 @@ type metrics struct {
 	attempts                prometheus.Counter
 	sessions, resumptions   prometheus.Counter
 	failures, ignored       *prometheus.CounterVec
+	claims, yields, left    prometheus.Counter
 	windowEvents            prometheus.Histogram
 	commitToAck             prometheus.Histogram
 
@@ -68,6 +69,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			"been given up lately (at least): it was used twice."),
 		resets: counter("gap_resets_total", "Gap mode: the same of first counters: a sequence seems to "+
 			"begin anew."),
+		claims: counter("cluster_claims_total", "cluster.mode islands, at a reader: claims by which this "+
+			"cluster publishes events of the home. How many: outflow_events_published_total of its slot."),
+		yields: counter("cluster_yields_total", "cluster.mode islands, at a home: times that it has left "+
+			"its events to others because it could not reach NATS. One that fails is asked for again."),
+		left: counter("cluster_left_events_total", "cluster.mode islands, at a home: its own events that "+
+			"it has passed over because others have claimed them. After a restart the same may count "+
+			"again."),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "failures_total", Help: "Failures by stage, class and code. Stages: connect (a " +
 				"server was not reached), start (of a session, both servers being reached), standby, " +

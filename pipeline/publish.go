@@ -110,6 +110,7 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 			}
 			if s.isLeft(&o.header) {
 				o.left++
+				s.leftEvent()
 				continue
 			}
 			skip, err := s.check.Skip(&o.header)
@@ -131,6 +132,7 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 					return false, err
 				} else if !may {
 					o.left++
+					s.leftEvent()
 					continue
 				}
 			}
@@ -156,6 +158,13 @@ func (s *session) isLeft(h *outbox.Header) bool {
 		return !s.isClaimed(h)
 	}
 	return slices.ContainsFunc(s.left, func(l relay.Left) bool { return l.Covers(h) })
+}
+
+// leftEvent counts an own event that is left to others.
+func (s *session) leftEvent() {
+	if s.reader == nil {
+		s.metrics.left.Inc()
+	}
 }
 
 // received is when an event of the window in hand was received; zero: that is not known.

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/claim"
@@ -31,6 +33,10 @@ type reader struct {
 	revision uint64 // of the newest record that this process has read or written
 	home     int
 	claimed  []relay.Claimed // by rows that were read, and not in that record
+	claims   prometheus.Counter
+
+	heard     time.Time // when the newest row of the home was committed there
+	publishes bool      // this cluster has claimed last, and the home is silent since, or has yielded
 
 	asked  time.Time  // the server was last asked for the end of its WAL
 	walEnd outbox.LSN // what it has answered; 0: nothing yet
@@ -41,7 +47,8 @@ type reader struct {
 func (p *Pipeline) readerFrom(cfg *decoder.Config, r *checkpoint.Readings) *reader {
 	if p.reader == nil || r.Revision < p.reader.revision {
 		home := cfg.Clusters[cfg.Origin]
-		rd := &reader{rowsRead: rowsRead{cfg: *p.cfg.Islands, begun: time.Now()}, home: home}
+		rd := &reader{rowsRead: rowsRead{cfg: *p.cfg.Islands, begun: time.Now()}, home: home,
+			claims: p.metrics.claims, publishes: len(r.Record.Claimed) > 0}
 		rd.Reader = claim.NewReader(rd.cfg, home)
 		if kept := r.Record.Reader; kept != nil {
 			rd.Reader, rd.read, rd.timeline = claim.ReaderFrom(rd.cfg, home, *kept), kept.At, kept.Timeline
@@ -86,11 +93,27 @@ func (r *reader) take(result *decoder.Result) {
 	}
 	now := r.clock(time.Now())
 	for n := range result.ClusterRows {
+		if r.ofHome(result.ClusterRows[n]) {
+			r.heard = relay.CommitTime(c.Time)
+		}
 		if own := r.Row(now, &result.ClusterRows[n]); own != (claim.Range{}) {
 			r.claimed = append(r.claimed, relay.Claimed{From: own.From, To: own.To})
+			r.claims.Inc()
 		}
+		r.publishes = r.last(&result.ClusterRows[n])
 	}
 	r.read = c.Read
+}
+
+// last reports whether this cluster has claimed last, after a row was taken.
+func (r *reader) last(row *relay.ClusterRow) bool {
+	switch {
+	case row.Home == r.home && row.Kind == relay.Claim:
+		return row.By == r.cfg.Self
+	case row.By == r.home && !r.State().Yielded:
+		return false
+	}
+	return r.publishes
 }
 
 // cutsOf are the ends of the ranges, at which what is open is closed. One below the start closes nothing.

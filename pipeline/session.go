@@ -197,6 +197,7 @@ func (s *session) gauges(now time.Time) gauges {
 	g := gauges{
 		received: s.in.end(), published: s.tracker.Newest().At(), confirmed: s.confirmed,
 		seq: s.pub.Acked(), oldest: s.latency.oldest(), limits: s.buffer.Settings(),
+		agreed: s.agreement(),
 	}
 	g.held, g.heldBytes = s.buffer.Held()
 	g.inFlight, g.inFlightBytes = s.pub.InFlight()

@@ -163,6 +163,20 @@ var table = []Finding{
 			"there? Do its rows come here? max_slot_wal_keep_size bounds what is kept.",
 		Runbook: "Who reads a home's rows keeps them until the home says that they are in its stream " +
 			"for good. Nothing is lost while there is room. [What to watch](clusters.md#what-to-watch)."},
+	{Code: "cluster_waits", Severity: Warning,
+		Title: "A home waits for other clusters before it publishes again",
+		Hint: "Look at the clusters that the message names: does `outflow run` for this home's rows run " +
+			"there, and are this home's rows replicated there and theirs here? It goes on by itself when " +
+			"each of them has answered.",
+		Runbook: "A home that was silent for longer than cluster.maximum_delay asks each other cluster to " +
+			"stop publishing for it. While one is gone it does not publish, and others publish its events. " +
+			"[A NATS for each](clusters.md#a-nats-for-each)."},
+	{Code: "cluster_silent", Severity: Warning,
+		Title: "This cluster publishes for another one, or others publish for this one",
+		Hint: "Look at the home: does its `outflow run` run, does it reach its NATS, and do its rows come " +
+			"to the other clusters? Nothing is lost meanwhile.",
+		Runbook: "Who wants all events of a home reads the streams of all clusters. " +
+			"[A NATS for each](clusters.md#a-nats-for-each)."},
 	{Code: "cluster_lag", Severity: Warning,
 		Title: "Rows of another cluster come late, or not at all",
 		Hint: "Look at pg_stat_subscription and at the server's log. cluster.maximum_delay should be more " +

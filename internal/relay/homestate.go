@@ -25,3 +25,13 @@ type HomeState struct {
 	Signed time.Duration `json:"signed"`        // when the newest sign of life was committed, since 2000
 	Gap    bool          `json:"gap,omitempty"` // two were too far apart, and no hello was read since
 }
+
+// WaitsFor are the clusters whose echoes the home, which is cluster self, waits for.
+func (s *HomeState) WaitsFor(self int) (all []int) {
+	for n, echo := range s.Echoes {
+		if s.Waits && n+1 != self && (!s.Greeted || echo != s.Hello) {
+			all = append(all, n+1)
+		}
+	}
+	return all
+}

@@ -20,8 +20,20 @@ var (
 	watermarkLSN = describe("cluster_watermark_confirmed_lsn", "LSN up to which the home has confirmed its "+
 		"own WAL, as that watermark says.")
 	homeBehind = describe("cluster_behind_events", "Events that the home's newest watermark counts and that "+
-		"are not published here yet. Not at a home, nor before a watermark was compared. If the counts "+
+		"are not published here yet; with cluster.mode islands, up to which it is not settled here yet who "+
+		"publishes them. Not at a home, nor before a watermark was compared. If the counts "+
 		"differ there is a fault, cluster_count.")
+	clusterAwaited = describe("cluster_awaited", "cluster.mode islands, at a home: 1 for each cluster, by "+
+		"its number, whose answer it waits for before it publishes again. No series for others.", "cluster")
+	clusterYielded = describe("cluster_yielded", "cluster.mode islands: 1 while the home leaves its events "+
+		"to other clusters because it could not reach its NATS, as this process has read.")
+	clusterPublishes = describe("cluster_publishes", "cluster.mode islands, at a reader: 1 if this cluster "+
+		"was the last to publish for the home, and the home is silent since, or has yielded.")
+	homeHeard = describe("cluster_heard_timestamp_seconds", "cluster.mode islands, at a reader: when the "+
+		"home committed its newest sign of life that this process has read, by the home's clock.")
+	homeUnsettled = describe("cluster_unsettled_wal_bytes", "cluster.mode islands, at a reader: WAL of the "+
+		"home, up to its newest event that was read here, that it has not said to have published and that "+
+		"no other cluster has claimed.")
 	keptBytes = describe("cluster_kept_wal_bytes", "WAL that the slot keeps only because the home has not "+
 		"confirmed its own. Not at a home.")
 	keptSince = describe("cluster_kept_since_timestamp_seconds", "Since when the oldest of it is kept for "+
@@ -45,6 +57,17 @@ func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {
 	if s.Epoch > 0 {
 		g.set(clusterOwner, float64(s.Owner))
 		g.set(clusterEpoch, float64(s.Epoch))
+	}
+	if a := s.Agreed; a != nil {
+		for _, n := range a.WaitsFor {
+			g.set(clusterAwaited, 1, strconv.Itoa(n))
+		}
+		g.is(clusterYielded, a.Yielded)
+		if c.Subscription != "" {
+			g.is(clusterPublishes, a.Publishes)
+			g.time(homeHeard, a.Heard)
+			g.set(homeUnsettled, float64(a.Unsettled))
+		}
 	}
 	c.Knows(s.Said, s.Tally, s.Kept)
 	if c.Watermark == nil {

@@ -70,7 +70,8 @@ func everything(t *testing.T) []*dto.MetricFamily {
 		Gaps: []pipeline.Gap{{Since: now}}, Unlisted: now,
 		Said:  relay.Said{At: now, LSN: 1, Events: 2},
 		Tally: relay.Tally{Since: 1, Events: 1}, Owner: 1, Epoch: 1,
-		Kept: checkpoint.Kept{Bytes: 1, Since: now},
+		Agreed: &pipeline.Agreement{WaitsFor: []int{3}, Heard: now},
+		Kept:   checkpoint.Kept{Bytes: 1, Since: now},
 	}
 	reading := watch.Reading{
 		Postgres: watch.Postgres{Read: read}, NATS: watch.NATS{Read: read, StorageLimit: 1},

@@ -2,12 +2,15 @@ package overview
 
 import (
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/pipeline"
 )
 
 // Cluster is what is known of several active databases, whose rows are replicated to each other.
@@ -35,6 +38,12 @@ type Cluster struct {
 	Yielded bool   `json:"yielded,omitempty"`
 	Left    int    `json:"left,omitempty"`
 	Claimed int    `json:"claimed,omitempty"`
+	// whose answers it waits for, by the process, or by the record as it was written last
+	WaitsFor []int `json:"waits_for,omitempty"`
+	// by the process that reads a home's rows: see [pipeline.Agreement]
+	Heard     time.Time `json:"heard,omitzero"`
+	Unsettled uint64    `json:"unsettled_bytes,omitempty"`
+	Publishes bool      `json:"publishes,omitempty"`
 }
 
 // ClusterOf returns what settings and watcher say; nil where there is one database.
@@ -60,8 +69,17 @@ func (c *Cluster) Agrees(rec *checkpoint.Record) {
 	}
 	c.Hello, c.Left, c.Claimed = rec.Hello, len(rec.Left), len(rec.Claimed)
 	if h := rec.Heard; h != nil {
-		c.Waits, c.Yielded = h.Waits, h.Yielded
+		c.Waits, c.Yielded, c.WaitsFor = h.Waits, h.Yielded, h.WaitsFor(c.ID)
 	}
+}
+
+// Stands adds how a process stands with the others, where clusters publish for one another.
+func (c *Cluster) Stands(a *pipeline.Agreement) {
+	if c == nil || a == nil {
+		return
+	}
+	c.Hello, c.Yielded, c.Waits, c.WaitsFor = a.Hello, a.Yielded, len(a.WaitsFor) > 0, a.WaitsFor
+	c.Heard, c.Unsettled, c.Publishes = a.Heard, a.Unsettled, a.Publishes
 }
 
 // Knows adds what a process or its record knows.
@@ -109,6 +127,23 @@ func (r *Report) cluster() Part {
 			hello += ", waits for the others' answers"
 		}
 		p.add("hello", hello)
+	}
+	if n := len(c.WaitsFor); n > 0 {
+		p.add("waits for", strings.Trim(fmt.Sprint(c.WaitsFor), "[]"))
+	}
+	switch {
+	case c.Publishes:
+		p.Level, p.Word = Warning, "publishes for its home"
+	case c.Yielded:
+		p.Level, p.Word = Warning, "others publish"
+	case c.Waits:
+		p.Level, p.Word = Warning, "waits for clusters"
+	}
+	if !c.Heard.IsZero() {
+		p.add("home heard", units.Duration(max(r.now.Sub(c.Heard), 0))+" ago")
+	}
+	if c.Unsettled > 0 {
+		p.add("neither said nor claimed", units.Size(c.Unsettled))
 	}
 	if c.Left > 0 {
 		p.add("ranges left to others", units.Count(c.Left))

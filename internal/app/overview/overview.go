@@ -83,6 +83,7 @@ func New(info *Info, s *pipeline.Status, r *watch.Reading, now time.Time) *Repor
 	rep.Outflow, rep.Pipeline, rep.Where, rep.repeat = info, s, info.Where, info.Repeat
 	rep.Cluster = ClusterOf(info.Cluster, r)
 	rep.Cluster.Owns(s.Owner, s.Epoch)
+	rep.Cluster.Stands(s.Agreed)
 	rep.Cluster.Knows(s.Said, s.Tally, s.Kept)
 	rep.say(rep.ofPipeline())
 	return rep

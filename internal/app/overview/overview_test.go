@@ -262,6 +262,20 @@ func TestAClusterIsShown(t *testing.T) {
 			func(s *pipeline.Status, _ *watch.Reading) {
 				s.Said, s.Kept = said, checkpoint.Kept{Bytes: 1, Since: now.Add(-15 * time.Minute)}
 			}, Warning, "the home is not heard", []string{"kept for the home 1 B, 15 min"}},
+		"waits": {config.Cluster{ID: 1}, func(s *pipeline.Status, _ *watch.Reading) {
+			s.Agreed = &pipeline.Agreement{Hello: 4, WaitsFor: []int{2, 3}}
+		}, Warning, "waits for clusters", []string{"waits for 2 3"}},
+		"yielded": {config.Cluster{ID: 1}, func(s *pipeline.Status, _ *watch.Reading) {
+			s.Agreed = &pipeline.Agreement{Hello: 4, Yielded: true}
+		}, Warning, "others publish", []string{"hello 4, yielded: others publish"}},
+		"in step": {config.Cluster{ID: 2, Subscription: "from_1"},
+			func(s *pipeline.Status, _ *watch.Reading) {
+				s.Agreed = &pipeline.Agreement{Hello: 4, Heard: now.Add(-time.Second), Unsettled: 2048}
+			}, Good, "reads from_1", []string{"home heard 1 s ago", "neither said nor claimed 2.0 KiB"}},
+		"publishes": {config.Cluster{ID: 2, Subscription: "from_1"},
+			func(s *pipeline.Status, _ *watch.Reading) {
+				s.Agreed = &pipeline.Agreement{Hello: 4, Publishes: true}
+			}, Warning, "publishes for its home", nil},
 		"lost": {config.Cluster{ID: 1}, func(_ *pipeline.Status, r *watch.Reading) {
 			r.Subscribers = []watch.Subscriber{{Slot: "a"}, {Slot: "b"}, {Slot: "c"}, {Slot: "d", Lost: true}}
 		}, Warning, "a slot of others is lost", []string{"and for others 1"}},

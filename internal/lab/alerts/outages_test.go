@@ -204,6 +204,13 @@ var byHand = map[string]struct {
 	"OutflowHomeSilent": {"it takes two clusters and half an hour", []Series{
 		{`outflow_cluster_kept_since_timestamp_seconds{slot="s"}`, "-400x60"},
 	}},
+	"OutflowClusterAway": {"it takes two clusters", []Series{
+		{`outflow_cluster_awaited{slot="s",cluster="2"}`, "1x60"},
+	}},
+	"OutflowPublishesForHome": {"it takes two clusters", []Series{
+		{`outflow_cluster_publishes{slot="s"}`, "1x60"},
+		{`outflow_cluster_publishes{slot="t"}`, "0x60"},
+	}},
 	"OutflowClusterSlot": {"it takes 10 GiB of WAL", []Series{
 		{`outflow_cluster_slot_retained_bytes{slot="s",by="to_2"}`, "0+1073741824x60"},
 		{`outflow_cluster_slot_retained_bytes{slot="s",by="to_3"}`, "0x60"},

@@ -3,11 +3,15 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -24,40 +28,75 @@ type Subscription struct {
 	Seconds float64 `json:"seconds"` // that the newest message was on its way
 	Errors  int64   `json:"errors"`  // of applying, since its statistics were reset
 	OID     uint32  `json:"oid"`
+	Control bool    `json:"control"` // it brings the control table as well
 	// it is disabled by the first error
 	DisableOnError bool `json:"disable_on_error"`
 }
 
-func (f *Facts) inCluster() bool { return f.Config.Cluster.ID > 0 && f.Postgres != nil && f.hasTable() }
+func (f *Facts) inCluster() bool {
+	return f.Config.Cluster.ID > 0 && f.Postgres != nil && f.Config.Source.Rows()
+}
 
 func (f *Facts) knowsOrigins() bool { return f.inCluster() && f.Postgres.Number >= awayMajor }
 
-// readSubscriptions reads those that have the outbox. Below 16 they don't say what has to be known.
+// readSubscriptions reads those that have the outbox, also where something else of the configuration can't be
+// used. Below 16 they don't say what has to be known.
 func (r *pgReader) readSubscriptions(ctx context.Context) error {
-	if r.f.Layout == nil || !r.f.knowsOrigins() {
+	if !r.f.knowsOrigins() {
 		return nil
+	}
+	var oids [2]uint32 // of the tables that there are
+	err := r.reading(ctx, func(q catalog.Querier) error {
+		for i, name := range []string{r.f.Config.Table, r.f.Config.Cluster.Control} {
+			if name == "" {
+				continue
+			}
+			t, err := catalog.ReadTable(ctx, q, name)
+			if f := outbox.FaultOf(err); err != nil && (f == nil || f.Code != "table_missing") {
+				return err
+			}
+			oids[i] = t.OID
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return query(ctx, r.conn, &r.f.Subscriptions, many(`SELECT s.subname AS name, s.suborigin AS origin,
 			s.subskiplsn::text AS skip, s.subenabled AS enabled, w.pid IS NOT NULL AS running,
 			coalesce(extract(epoch FROM w.last_msg_receipt_time - w.last_msg_send_time), 0)::float8 AS seconds,
 			coalesce(t.apply_error_count, 0) AS errors, s.oid::bigint AS oid,
-			s.subdisableonerr AS disable_on_error
+			s.subdisableonerr AS disable_on_error, EXISTS (SELECT FROM pg_subscription_rel c
+				WHERE c.srsubid = s.oid AND c.srrelid = $2) AS control
 		FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid AND d.datname = current_database()
 		JOIN pg_subscription_rel r ON r.srsubid = s.oid AND r.srrelid = $1
 		LEFT JOIN pg_stat_subscription w ON w.subid = s.oid AND w.relid IS NULL AND w.leader_pid IS NULL
-		LEFT JOIN pg_stat_subscription_stats t ON t.subid = s.oid ORDER BY 1`), r.f.Layout.Table.OID)
+		LEFT JOIN pg_stat_subscription_stats t ON t.subid = s.oid ORDER BY 1`), oids[0], oids[1])
 }
 
 var clusterChecks = []check{
 	{name: "cluster.mesh", needs: []source{srcSubscriptions}, about: (*Facts).knowsOrigins,
 		run: func(f *Facts, r *reporter) {
-			n, table := len(f.Subscriptions), f.Layout.Mapping.Table
-			if want := f.Config.Cluster.Count - 1; want > 0 && n != want {
+			n, table, cluster := len(f.Subscriptions), f.Config.Table, f.Config.Cluster
+			others := cluster.Others()
+			for _, of := range slices.Sorted(maps.Keys(others)) {
+				if !slices.ContainsFunc(f.Subscriptions, func(s Subscription) bool {
+					return s.Name == others[of]
+				}) {
+					r.find("cluster_mesh", "no subscription %s brings table %s of cluster %d, as "+
+						"cluster.subscriptions says", quote(others[of]), table, of)
+				}
+			}
+			if want := cluster.Count - 1; want > 0 && n != want {
 				r.find("cluster_mesh", "%d subscriptions bring table %s, of %d clusters", n, table, want+1)
 			}
 			for _, s := range f.Subscriptions {
 				if s.Origin != "none" {
 					r.find("cluster_mesh", "subscription %s has origin = %s", quote(s.Name), s.Origin)
+				}
+				if !s.Control && (cluster.Islands() || cluster.Shared()) {
+					r.find("cluster_mesh", "subscription %s does not bring control table %s", quote(s.Name),
+						cluster.Control)
 				}
 			}
 			r.ok("%d subscriptions bring table %s", n, table)
@@ -145,6 +184,27 @@ var clusterChecks = []check{
 					postgres.Quote(name) + " SET (publish = 'insert, update, delete, truncate')"
 			}
 			r.ok("what replaces a row of the control table is published whole")
+		}},
+	{name: "cluster.agreement", needs: []source{srcProcess},
+		about: func(f *Facts) bool {
+			return f.Config.Cluster.Islands() && f.Process.Pipeline.Agreed != nil
+		},
+		run: func(f *Facts, r *reporter) {
+			switch a, cluster := f.Process.Pipeline.Agreed, f.Config.Cluster; {
+			case len(a.WaitsFor) > 0:
+				r.find("cluster_waits", "cluster %d waits for the answers of cluster %s to its hello %d",
+					cluster.ID, strings.Trim(fmt.Sprint(a.WaitsFor), "[]"), a.Hello)
+			case a.Publishes:
+				r.find("cluster_silent", "cluster %d publishes for the home of subscription %s, which is "+
+					"silent, or does not reach its NATS", cluster.ID, quote(cluster.Subscription))
+			case a.Yielded:
+				r.find("cluster_silent", "the home does not reach its NATS, and leaves its events to the "+
+					"other clusters")
+			case a.Hello == 0:
+				r.ok("the home has said no hello yet: nobody publishes for it")
+			default:
+				r.ok("the home's newest hello is %d", a.Hello)
+			}
 		}},
 	{name: "cluster.home", needs: []source{srcRecord},
 		about: func(f *Facts) bool { return f.Config.Cluster.ID > 0 && f.newest() != nil },

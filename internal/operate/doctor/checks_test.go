@@ -18,6 +18,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/pipeline"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
@@ -79,7 +80,7 @@ func healthy(t *testing.T) *Facts {
 		Publication: publication{Identity: published},
 		Rows:        Rows{Looked: 100, Largest: 5000},
 		Subscriptions: []Subscription{{Name: "from_2", Origin: "none", Skip: "0/0", Enabled: true,
-			Running: true, Seconds: 0.1}},
+			Running: true, Seconds: 0.1, Control: true}},
 		NATS: &Broker{Server: "n1 at 10.0.0.1:4222", Version: "2.12.0", RoundTrip: time.Millisecond,
 			Cluster: "c", Link: link},
 		Account:   Account{Storage: 10, Limits: AccountLimits{Storage: 100}},
@@ -127,7 +128,15 @@ func healthy(t *testing.T) *Facts {
 		Settings: map[string]string{"wal_level": "logical", "sync_replication_slots": "on",
 			"hot_standby_feedback": "on", "primary_slot_name": "db2", "max_replication_slots": "10",
 			"max_wal_senders": "10"}}
+	inIslands(f)
 	return f
+}
+
+// inIslands switches that mode on.
+func inIslands(f *Facts) *pipeline.Agreement {
+	f.Config.Cluster.Mode, f.Config.Cluster.Subscriptions = config.ModeIslands, "2=from_2"
+	f.Process.Pipeline.Agreed = &pipeline.Agreement{Hello: 1}
+	return f.Process.Pipeline.Agreed
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -421,6 +430,16 @@ var harm = []struct {
 
 	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) { f.Subscriptions = nil }},
 	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) { f.Subscriptions[0].Origin = "any" }},
+	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) { f.Subscriptions[0].Name = "another" }},
+	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) { f.Subscriptions[0].Control = false }},
+	{"cluster.mesh", "cluster_mesh", "error", func(f *Facts) {
+		f.Config.Cluster.Mode, f.Subscriptions[0].Control = config.ModeShared, false
+	}},
+	{"cluster.agreement", "cluster_waits", "warning", func(f *Facts) {
+		inIslands(f).WaitsFor = []int{2}
+	}},
+	{"cluster.agreement", "cluster_silent", "warning", func(f *Facts) { inIslands(f).Publishes = true }},
+	{"cluster.agreement", "cluster_silent", "warning", func(f *Facts) { inIslands(f).Yielded = true }},
 	{"cluster.skips", "cluster_skips", "error", func(f *Facts) { f.Subscriptions[0].Skip = "0/17" }},
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Seconds = 2.6 }},
 	{"cluster.lag", "cluster_lag", "warning", func(f *Facts) { f.Subscriptions[0].Running = false }},

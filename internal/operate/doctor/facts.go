@@ -77,7 +77,7 @@ var below = map[source]source{
 	srcActivity: srcPostgres,
 	srcServer:   srcPostgres, srcParked: srcPostgres, srcMarks: srcPostgres, srcTable: srcPostgres,
 	srcTableStats: srcTable, srcPartitions: srcTable,
-	srcPublication: srcTable, srcRows: srcTable, srcSubscriptions: srcTable,
+	srcPublication: srcTable, srcRows: srcTable, srcSubscriptions: srcPostgres,
 	srcAccount: srcNATS, srcStream: srcNATS, srcRecord: srcNATS, srcConsumers: srcNATS,
 }
 

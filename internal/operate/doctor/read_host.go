@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/pipeline"
 )
 
 // Host is what this machine says, which is that of `outflow run` only if doctor is run there.
@@ -45,6 +46,9 @@ type Process struct {
 		Cause string `json:"cause"`
 		Code  string `json:"code"`
 	} `json:"verdict"`
+	Pipeline struct {
+		Agreed *pipeline.Agreement `json:"agreement"`
+	} `json:"pipeline"`
 	Ready bool `json:"-"`
 }
 
