@@ -1,0 +1,56 @@
+package archive
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+)
+
+// oddLines are the lines of messages with everything that is written in a way of its own, of each version.
+func oddLines(t *testing.T) []byte {
+	t.Helper()
+	every := make([]byte, 0x80)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	all := []*Message{
+		message(1),
+		{Seq: math.MaxUint64, Time: time.Unix(0, 0), Subject: "a.b"},
+		{Seq: 2, Time: made, Subject: "<&>\"\\\u2028", Data: every,
+			Header: nats.Header{"B": {"2", ""}, "A": {"\t<é>"}}},
+		{Seq: 3, Time: made, Subject: "s", Data: []byte("é漢😀\u2028\u2029\u202a\ufffd"), Header: nats.Header{}},
+		{Seq: 4, Time: made, Subject: "s", Data: []byte("\xff\x00"), Header: nats.Header{"A": {"\xff"}}},
+	}
+	b := &bytes.Buffer{}
+	for v := 1; v <= version; v++ {
+		for _, m := range all {
+			_, err := appendLine(b, m, v)
+			must.Succeed(t, err)
+		}
+	}
+	return b.Bytes()
+}
+
+// TestLinesAreWrittenAsEver: testdata/lines.jsonl was written with encoding/json. A run that was killed is
+// found again by the bytes that it has written.
+func TestLinesAreWrittenAsEver(t *testing.T) {
+	t.Parallel()
+	want, err := os.ReadFile("testdata/lines.jsonl")
+	must.Succeed(t, err)
+	got := bytes.SplitAfter(oddLines(t), []byte("\n"))
+	lines := bytes.SplitAfter(want, []byte("\n"))
+	if len(got) != len(lines) {
+		t.Fatalf("%d lines, not %d", len(got), len(lines))
+	}
+	for i, line := range lines {
+		if !bytes.Equal(got[i], line) {
+			t.Errorf("line %d\n got %s want %s", i+1, got[i], line)
+		}
+	}
+}
