@@ -10,7 +10,9 @@ type merkle struct {
 }
 
 func (t *merkle) add(leaf Hash) {
-	root := Hash(sha256.Sum256(append([]byte{0}, leaf[:]...)))
+	var b [1 + len(leaf)]byte
+	copy(b[1:], leaf[:])
+	root := Hash(sha256.Sum256(b[:]))
 	for n := t.n; n&1 == 1; n >>= 1 {
 		last := len(t.roots) - 1
 		root = node(t.roots[last], root)
@@ -32,6 +34,8 @@ func (t *merkle) root() Hash {
 }
 
 func node(left, right Hash) Hash {
-	b := append(append([]byte{1}, left[:]...), right[:]...)
-	return sha256.Sum256(b)
+	b := [1 + 2*len(left)]byte{1}
+	copy(b[1:], left[:])
+	copy(b[1+len(left):], right[:])
+	return sha256.Sum256(b[:])
 }
