@@ -110,9 +110,9 @@ func (s *memoryStream) change(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// lose removes messages; back says whether the last sequence goes back with them. If it does not, or goes back
-// to where an earlier loss left sequences out, the next message says that those are lost, as Outflow does: it
-// looks for the newest message that can be read.
+// lose removes messages; back says whether the last sequence goes back with them. If it does not, or goes
+// back to where an earlier loss left sequences out, the next message says that those are lost, as Outflow
+// does: it looks for the newest message that can be read.
 func (s *memoryStream) lose(from uint64, back bool) {
 	s.change(func() {
 		maps.DeleteFunc(s.held, func(seq uint64, _ *stream.Message) bool { return seq >= from })

@@ -236,7 +236,7 @@ func shared(t *testing.T, rnd *rand.Rand) {
 					lost++
 				}
 			}
-			// Behind sequences that were left out, events have other sequences than if the stream had gone back.
+			// behind sequences that were left out, events have others than if the stream had gone back
 			back := rnd.IntN(2) == 0 && from > src.left
 			src.mu.Unlock()
 			published -= lost

@@ -272,8 +272,8 @@ func TestAHomeThatCouldNotWriteBeginsAgain(t *testing.T) {
 	})
 }
 
-// TestARowThatComesTooLateIsNoSignOfLife: a process that stood still writes a row before it reads on. It leaves to
-// others what they have claimed before that.
+// TestARowThatComesTooLateIsNoSignOfLife: a process that stood still writes a row before it reads on. It
+// leaves to others what they have claimed before that.
 func TestARowThatComesTooLateIsNoSignOfLife(t *testing.T) {
 	oneHome(t, 0, func(t *testing.T, c *isle) {
 		c.publishing()

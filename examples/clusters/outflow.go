@@ -58,9 +58,11 @@ func newOutflow(m *mesh, c *cluster, home int) (*outflow, error) {
 			"OUTFLOW_CLUSTER_SUBSCRIPTION=from_"+strconv.Itoa(home))
 	}
 	// How clusters go on for one another.
-	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE="+m.mode, "OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String())
+	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE="+m.mode,
+		"OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String())
 	if m.mode == shared {
-		o.env = append(o.env, "OUTFLOW_SINK_DURABLE_AFTER=0s", "OUTFLOW_INIT_REPLICAS="+strconv.Itoa(clusters))
+		o.env = append(o.env, "OUTFLOW_SINK_DURABLE_AFTER=0s",
+			"OUTFLOW_INIT_REPLICAS="+strconv.Itoa(clusters))
 	} else {
 		var subscriptions []string
 		for other := 1; other <= clusters; other++ {

@@ -24,7 +24,8 @@ func oddLines(t *testing.T) []byte {
 		{Seq: math.MaxUint64, Time: time.Unix(0, 0), Subject: "a.b"},
 		{Seq: 2, Time: made, Subject: "<&>\"\\\u2028", Data: every,
 			Header: nats.Header{"B": {"2", ""}, "A": {"\t<é>"}}},
-		{Seq: 3, Time: made, Subject: "s", Data: []byte("é漢😀\u2028\u2029\u202a\ufffd"), Header: nats.Header{}},
+		{Seq: 3, Time: made, Subject: "s", Data: []byte("é漢😀\u2028\u2029\u202a\ufffd"),
+			Header: nats.Header{}},
 		{Seq: 4, Time: made, Subject: "s", Data: []byte("\xff\x00"), Header: nats.Header{"A": {"\xff"}}},
 	}
 	b := &bytes.Buffer{}
