@@ -266,13 +266,12 @@ func (d *dispatcher) inspect(f flowState) error {
 }
 
 // skipToBarrier moves to the sequence to stop at, if there is nothing more to read up to it: the filter
-// leaves out the rest, or it was removed.
+// leaves out the rest, or it was removed. What the broker has lost comes again, and is none of that.
 func (d *dispatcher) skipToBarrier() error {
 	if d.until == 0 || d.at.Seq >= d.until {
 		return nil
 	}
-	next, err := d.src.Next(d.work, d.at.Seq+1)
-	if err != nil || next != 0 && next <= d.until {
+	if more, err := d.moreToBarrier(); more || err != nil {
 		return err
 	}
 	if d.source != live {
@@ -285,6 +284,18 @@ func (d *dispatcher) skipToBarrier() error {
 	if err != nil {
 		return err
 	}
+	st, err := stateOf(d.work, d.src)
+	switch {
+	case err != nil:
+		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
+	case m == nil && (st.Last < d.until || st.First <= d.until && !st.Erased.Has(d.until)):
+		return fmt.Errorf("stream %s: sequence %d, behind which another layout begins, is gone: %w",
+			d.cfg.Stream, d.until, errLostEnd)
+	}
+	// It may have been lost before the first question, and have come again before the second one.
+	if more, err := d.moreToBarrier(); more || err != nil {
+		return err
+	}
 	at := offset{Seq: d.until}
 	if m != nil && cutOf(m) != nil {
 		at = d.at.behindCut(d.until)
@@ -295,6 +306,12 @@ func (d *dispatcher) skipToBarrier() error {
 	}
 	d.at, d.header = at, nil
 	return nil
+}
+
+// moreToBarrier reports whether the stream has something to read up to the sequence to stop at.
+func (d *dispatcher) moreToBarrier() (bool, error) {
+	next, err := d.src.Next(d.work, d.at.Seq+1)
+	return next != 0 && next <= d.until, err
 }
 
 // skipFiltered skips messages that the filter leaves out while there is nothing else to read. Otherwise their

@@ -30,7 +30,7 @@ import (
 //	recreate            the stream is deleted and made again
 //	session             a session begins
 //	read                it reads all that there is
-//	look                it looks around: workers without events follow the others
+//	look                it looks around: is the barrier reached? Workers without events follow the others
 //	stop                it ends cleanly; without it, it crashes
 func TestSessionsFollowTheirScripts(t *testing.T) {
 	t.Parallel()
@@ -101,8 +101,12 @@ func (s *scripted) do(verb string, args []string) error {
 	case "read":
 		s.ended(s.read())
 	case "look":
-		s.reading.advanceIdle()
-		s.ended(s.work())
+		err := s.reading.skipToBarrier()
+		if err == nil {
+			s.reading.advanceIdle()
+			err = s.work()
+		}
+		s.ended(err)
 	case "stop":
 		for _, w := range s.session.workers {
 			w.push(item{to: s.reading.at, republished: s.session.check.republishing})
