@@ -16,11 +16,12 @@ import (
 var errListened = fmt.Errorf("the session begins again from its checkpoint: %w", errAnew)
 
 // listens reports whether the session reads on for cluster rows alone after an error: while it may not
-// publish, and while NATS is away, in which the others hear from it, and it from them.
+// publish, and while NATS is away, in which the others hear from it, and it from them; or for claims that the
+// record lacks.
 func (s *session) listens(err error) bool {
 	var failure *jetStreamFailure
 	return s.clusters != nil && s.conns.Reopen != nil &&
-		(errors.Is(err, errWait) || errors.As(err, &failure))
+		(errors.Is(err, errWait) || errors.As(err, &failure) || s.lacksClaims(err))
 }
 
 // listen reads on for cluster rows alone. What they wait for may lie behind any number of events, so these
@@ -30,7 +31,10 @@ func (s *session) listen(ctx context.Context, cause error) error {
 	s.buffer.Discard()
 	s.out = output{}
 	s.p.health.sessionEnded() // as to what it held
-	if errors.Is(cause, errWait) {
+	lacks := s.lacksClaims(cause)
+	if lacks {
+		s.log.Warn("the stream differs: reading on for claims that the record may lack", reason(cause)...)
+	} else if errors.Is(cause, errWait) {
 		s.p.health.set(StateEchoes, nil)
 		s.log.Info("waiting for the other clusters: reading on for their rows alone")
 	} else if err := s.natsLost(cause); err != nil {
@@ -45,8 +49,14 @@ func (s *session) listen(ctx context.Context, cause error) error {
 		if err := s.rows(); err != nil {
 			return err
 		}
-		waits := s.island != nil && s.island.May(0) == claim.Wait
+		waits := s.island != nil && s.island.May(0) == claim.Wait || lacks && s.beforeClaims()
 		if !s.clusters.lost && !waits && !s.questions.busy {
+			if lacks {
+				s.reader.lacks = 0
+				if err := s.recordClaimed(ctx); err != nil {
+					return err
+				}
+			}
 			return errListened
 		}
 		now := time.Now()
@@ -95,6 +105,9 @@ func (s *session) listen(ctx context.Context, cause error) error {
 func (s *session) rows() error {
 	for m := s.in.message(); m != nil; m = s.in.message() {
 		if m.Keepalive {
+			if s.in.away != nil && !s.in.decoder.InTransaction() {
+				s.in.away.read = max(s.in.away.read, m.WALEnd)
+			}
 			continue
 		}
 		if err := s.in.decoder.Decode(m.Data, &s.in.result); err != nil {
