@@ -23,7 +23,9 @@ type rowFaults struct {
 // ClusterRow writes a row, if all goes well. What is late comes by its time, also when its writer has died.
 func (w *writer) ClusterRow(ctx context.Context, row relay.ClusterRow, until time.Time) error {
 	pg := w.pr.pg
+	pg.w.mu.Lock()
 	take := pg.writeDelay
+	pg.w.mu.Unlock()
 	commit := func() {
 		pg.rows.written = append(pg.rows.written, row)
 		pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: row.Content()})
