@@ -48,6 +48,12 @@ func (m *mesh) published(home int) int {
 	return least
 }
 
+// tellPublished says how much of a home's events has come.
+func (m *mesh) tellPublished(home int) {
+	m.story.say("        of home %d, %d events are published, of %d that it has committed", home,
+		m.published(home), m.all[home-1].written.Load())
+}
+
 // more waits until more events are written at these clusters.
 func (m *mesh) more(ctx context.Context, at ...int) error {
 	want := map[int]int64{}
@@ -144,8 +150,7 @@ func (m *mesh) killCluster(ctx context.Context) error {
 	if err := m.more(ctx, 1, 2); err != nil {
 		return err
 	}
-	m.story.say("        of home 3, %d events are published, of %d that it has committed", m.published(dies),
-		c.written.Load())
+	m.tellPublished(dies)
 	if err := c.startAgain(ctx); err != nil {
 		return err
 	}

@@ -183,42 +183,34 @@ func (m *mesh) back(ctx context.Context, home int) error {
 
 // killNATS kills the NATS of a home that goes on taking writes.
 func (m *mesh) killNATS(ctx context.Context) error {
-	const of = 1
-	c := m.all[of-1]
-	if err := c.nats.Kill(); err != nil {
-		return err
-	}
-	m.story.say("KILL    the NATS of cluster 1; its PostgreSQL goes on")
-	if err := m.silent(ctx, of); err != nil {
-		return err
-	}
-	m.story.say("        of home 1, %d events are published, of %d that it has committed", m.published(of),
-		c.written.Load())
-	if err := c.nats.Start(); err != nil {
-		return err
-	}
-	m.story.say("START   the NATS of cluster 1 again")
-	return m.back(ctx, of)
+	nats := m.all[0].nats
+	return m.dies(ctx, 1, "the NATS of cluster 1", "; its PostgreSQL goes on", nats.Kill,
+		func(context.Context) error { return nats.Start() })
 }
 
 // killIsland kills one whole cluster.
 func (m *mesh) killIsland(ctx context.Context) error {
-	const dies = 3
-	c := m.all[dies-1]
-	if err := c.kill(); err != nil {
+	c := m.all[2]
+	return m.dies(ctx, 3, "cluster 3", ": its PostgreSQL, its NATS and its three outflows", c.kill,
+		c.startAgain)
+}
+
+// dies kills what a home needs, tells what becomes of its events, and starts it again.
+func (m *mesh) dies(ctx context.Context, home int, what, how string, kill func() error,
+	start func(context.Context) error) error {
+	if err := kill(); err != nil {
 		return err
 	}
-	m.story.say("KILL    cluster 3: its PostgreSQL, its NATS and its three outflows")
-	if err := m.silent(ctx, dies); err != nil {
+	m.story.say("KILL    %s%s", what, how)
+	if err := m.silent(ctx, home); err != nil {
 		return err
 	}
-	m.story.say("        of home 3, %d events are published, of %d that it has committed", m.published(dies),
-		c.written.Load())
-	if err := c.startAgain(ctx); err != nil {
+	m.tellPublished(home)
+	if err := start(ctx); err != nil {
 		return err
 	}
-	m.story.say("START   cluster 3 again")
-	return m.back(ctx, dies)
+	m.story.say("START   %s again", what)
+	return m.back(ctx, home)
 }
 
 // sleepAlone lets a home's Outflow sleep, so that others take it for dead. It wakes up with messages on their
