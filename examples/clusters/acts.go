@@ -22,7 +22,34 @@ func (m *mesh) begin(ctx context.Context) error {
 	m.story.say("people type at all three, from recorded sessions, into the same documents; for comparison " +
 		"there is a naive relay at each")
 	m.story.tellsOf(m.state)
+	if m.mode == islands {
+		if err := m.heard(ctx); err != nil {
+			return err
+		}
+	}
 	return m.more(ctx, 1, 2, 3)
+}
+
+// heard waits until all homes publish, and some signs of life more: nobody claims from a home that has never
+// said what it has published.
+func (m *mesh) heard(ctx context.Context) error {
+	for range 3 {
+		if err := m.more(ctx, 1, 2, 3); err != nil {
+			return err
+		}
+		for _, c := range m.all {
+			written := int(c.written.Load())
+			if err := m.until(ctx, fmt.Sprint("events of home ", c.number), func(context.Context) error {
+				if n := m.published(c.number); n < written {
+					return fmt.Errorf("%d of %d are published", n, written)
+				}
+				return nil
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // state says how much is written and read.
