@@ -33,10 +33,11 @@ func (r *Record) NextHello(read *relay.HomeState) (*Record, error) {
 	return &c, nil
 }
 
-// WithLeft returns the record of a home that leaves more to others. It has to be stored before anything is
-// left out: a start from an older one would publish it.
-func (r *Record) WithLeft(l relay.Left) (*Record, error) {
+// WithLeft returns the record of a home that leaves more to others, and has read a hello of its own by then.
+// It has to be stored before anything is left out: a start from an older one would publish it.
+func (r *Record) WithLeft(l relay.Left, hello uint64) (*Record, error) {
 	c := *r
+	c.Hello = max(c.Hello, hello)
 	c.Left = slices.Clone(r.Left)
 	n := len(c.Left)
 	switch {

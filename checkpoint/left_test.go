@@ -87,7 +87,8 @@ func TestARecordKeepsWhatAStartHasToLeaveOut(t *testing.T) {
 func TestARecordKeepsWhatAHomeHasRead(t *testing.T) {
 	t.Parallel()
 	home := &relay.HomeState{At: 0x2100, Timeline: 3, Hello: 2, Greeted: true, Waits: true, Yielded: true,
-		Told: true, Echoes: []uint64{0, 2}, Claimed: 0x900, Said: 0x800, Signed: time.Hour, Gap: true}
+		Told: true, Echoes: []uint64{0, 2}, From: 0x700, Claimed: 0x900, Said: 0x800, Signed: time.Hour,
+		Gap: true}
 	u := Update{Checkpoints: []StoredCheckpoint{at(0x2000, 9, 0)}, Heard: home}
 	doc, err := leaving().With(u, publication, 0x3000).Encode()
 	must.Succeed(t, err)
@@ -96,6 +97,10 @@ func TestARecordKeepsWhatAHomeHasRead(t *testing.T) {
 	}
 	none := leaving()
 	none.Hello, none.Left = 0, nil
+	if got := none.With(u, publication, 0x3000); got.Heard != u.Heard || got.Hello != u.Heard.Hello {
+		t.Errorf("a broker that has lost hello %d: %d, %+v", u.Heard.Hello, got.Hello, got.Heard)
+	}
+	u.Heard = &relay.HomeState{At: 0x2000}
 	if got := none.With(u, publication, 0x3000); got.Heard != nil {
 		t.Errorf("without a hello: %+v", got.Heard)
 	}
@@ -118,15 +123,23 @@ func TestWhatIsLeftOnlyGrows(t *testing.T) {
 		"less":                      {relay.Left{Due: 0x1900, To: 0x1E00}, nil},
 	} {
 		r := leaving()
-		got, err := r.WithLeft(c.add)
+		got, err := r.WithLeft(c.add, r.Hello-1)
+		if err == nil && got.Hello != r.Hello {
+			t.Errorf("%s: hello %d", name, got.Hello)
+		}
 		if c.want == nil != (err != nil) || err == nil && !slices.Equal(got.Left, c.want) ||
 			!slices.Equal(r.Left, leaving().Left) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
+	none := leaving()
+	none.Hello, none.Left = 0, nil
+	if got, err := none.WithLeft(last, 3); err != nil || got.Hello != 3 {
+		t.Errorf("a broker that has lost hello 3: %+v, %v", got, err)
+	}
 	full := leaving()
 	full.Left = make([]relay.Left, maxLeft)
-	if _, err := full.WithLeft(relay.Left{Due: 1, To: 1}); err == nil {
+	if _, err := full.WithLeft(relay.Left{Due: 1, To: 1}, 0); err == nil {
 		t.Error("more than a record may list")
 	}
 }

@@ -128,8 +128,8 @@ func (r *Record) With(s Update, published relay.PublicationIdentity, seen outbox
 	if c.Epoch > 0 { // a server that was promoted may have gone back
 		c.Confirmed = min(max(r.Confirmed, s.Confirmed), s.Checkpoints[len(s.Checkpoints)-1].Published())
 	}
-	if s.Heard != nil && r.Hello > 0 {
-		c.Heard = s.Heard
+	if s.Heard != nil && max(r.Hello, s.Heard.Hello) > 0 {
+		c.Heard, c.Hello = s.Heard, max(r.Hello, s.Heard.Hello) // the broker may have lost the number
 	}
 	if s.Reader != nil {
 		c.Reader = s.Reader

@@ -17,6 +17,7 @@ type TailCheck struct {
 	made   uint64
 	seq    uint64         // of the message that was made last
 	stored []relay.Stored // what is left to compare, ascending
+	whole  bool           // each message was there to compare
 	at     time.Time      // when the broker stored that message; zero: it was not read
 }
 
@@ -53,9 +54,14 @@ func (c *TailCheck) Stored(all []relay.Stored) error {
 	}
 	if c.start.Newest != nil || len(c.start.Cuts) > 0 { // else the WAL may be another one
 		c.stored = all
+		c.whole = uint64(len(all)) >= c.start.AlreadyStored
 	}
 	return nil
 }
+
+// Whole reports whether each message that is in the stream already is compared: then the first one that
+// differs is known.
+func (c *TailCheck) Whole() bool { return c.whole }
 
 // Verified reports whether all messages that are in the stream already were made, and those that were
 // compared agreed.

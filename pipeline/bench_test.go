@@ -259,7 +259,7 @@ func (*counter) StoreCut(context.Context, outbox.Cut, uint64, uint64) error {
 	return errors.New("there are no cuts here")
 }
 
-func (c *counter) Stored(context.Context, uint64, uint64) ([]relay.Stored, error) {
+func (c *counter) Stored(context.Context, uint64, uint64, bool) ([]relay.Stored, error) {
 	return nil, nil
 }
 func (c *counter) Lost() <-chan struct{}                      { return nil }

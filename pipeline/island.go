@@ -28,8 +28,6 @@ const codeGapMode = "cluster_gap_mode"
 type island struct {
 	claim.Home
 	rowsRead
-	known bool // Home is: a session has found out what was kept of it
-
 	// The others have had a sign of life since then, and each was less than half of the delay after the one
 	// before: the newest row that is known to be committed was asked for then, or the start began whose sign
 	// of life was read.
@@ -45,13 +43,17 @@ func newIsland(cfg *claim.Config) *island {
 }
 
 // begin begins a session. It is a start for [claim.Home] unless the others have had a sign of life just now.
+// It goes on from what the process knows, unless the broker has lost some of the record, or the process has
+// not compared the stream yet: whoever finds a difference has to know no more than what was read up to there.
 func (i *island) begin(r *checkpoint.Readings) {
-	if !i.known {
-		i.known, i.Home = true, claim.NewHome(i.cfg)
+	if !i.speaks || r.Revision < i.revision {
+		*i = island{rowsRead: rowsRead{cfg: i.cfg, begun: i.begun, lacks: r.Server.WALEnd}}
+		i.Home = claim.NewHome(i.cfg)
 		if kept := r.Record.Heard; kept != nil {
 			i.Home, i.read, i.timeline = claim.HomeFrom(i.cfg, *kept), kept.At, kept.Timeline
 		}
 	}
+	i.revision = r.Revision
 	i.on(&r.Server.History)
 	if !i.lively(r.Asked) {
 		i.Start(r.Server.WALEnd)
@@ -129,7 +131,7 @@ func (s *session) leave(ctx context.Context, h *outbox.Header) error {
 		return err
 	}
 	state := s.island.state()
-	next, err := s.checkpointer.record.WithLeft(relay.LeftFrom(h, state.Claimed))
+	next, err := s.checkpointer.record.WithLeft(relay.LeftFrom(h, state.Claimed), state.Hello)
 	if err != nil {
 		return err
 	}
@@ -143,7 +145,7 @@ func (s *session) leave(ctx context.Context, h *outbox.Header) error {
 
 // compared takes note that the stream was read and is what the WAL makes: NATS is back.
 func (i *island) compared() {
-	i.speaks, i.lost = true, false
+	i.speaks = true
 	i.Back()
 }
 

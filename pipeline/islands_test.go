@@ -246,9 +246,9 @@ func (w *islands) fail(c *isle, d time.Duration) {
 				u.cut(w.rnd.IntN(2) == 0)
 			}
 		})
-	case 6: // its broker loses what it had not synced; a reader's record as well
+	case 6: // its broker loses what it had not synced, of stream and record
 		c.lossy = true
-		c.each(func(h *harness) { h.js.powerLoss(true, h != c.harness && w.rnd.IntN(2) == 0) })
+		c.each(func(h *harness) { h.js.powerLoss(w.rnd.IntN(3) > 0, w.rnd.IntN(2) == 0) })
 	}
 	w.fails(c)
 	time.Sleep(time.Until(until))

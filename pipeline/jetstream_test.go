@@ -26,6 +26,7 @@ type jetstream struct {
 
 	ackEvery int              // a publisher asks for an acknowledgement with each so many messages
 	limit    int              // messages in flight
+	more     int              // messages that can be read of the stream's end
 	latency  time.Duration    // one way
 	paused   time.Time        // it does nothing until then
 	down     time.Time        // nothing can connect until then
@@ -63,7 +64,7 @@ type storedMessage struct {
 func newJetstream(w *harness, seed uint64) *jetstream {
 	return &jetstream{
 		w: w, rnd: rand.New(rand.NewPCG(seed, 2)), created: time.Now(), exists: true, ackEvery: 50,
-		limit: 2000, latency: 200 * time.Microsecond,
+		limit: 2000, more: 1 << 17, latency: 200 * time.Microsecond,
 	}
 }
 

@@ -186,14 +186,19 @@ func (l *brokerConn) Watch(ctx context.Context) error {
 	return nil
 }
 
-func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64) (all []relay.Stored, err error) {
+func (l *brokerConn) Stored(ctx context.Context, above, upTo uint64, more bool) (all []relay.Stored,
+	err error) {
 	if above == upTo {
 		return nil, nil
 	}
 	err = l.ask(ctx)
 	l.lock()
 	defer l.unlock()
-	for q := upTo; q > above && upTo-q < uint64(l.js.limit); q-- {
+	limit := uint64(l.js.limit)
+	if more {
+		limit = uint64(l.js.more)
+	}
+	for q := upTo; q > above && upTo-q < limit; q-- {
 		if q > uint64(len(l.js.messages)) || q <= uint64(l.js.removed) || l.js.messages[q-1] == nil {
 			continue
 		}

@@ -112,7 +112,7 @@ func (w *harness) leave(rnd *rand.Rand) {
 	l.To = above[rnd.IntN(len(above))].end
 	rec, err := rec.NextHello(nil)
 	must.Succeed(w.t, err)
-	rec, err = rec.WithLeft(l)
+	rec, err = rec.WithLeft(l, 0)
 	must.Succeed(w.t, err)
 	doc, err := rec.Encode()
 	must.Succeed(w.t, err)

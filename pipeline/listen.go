@@ -9,6 +9,7 @@ import (
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/crash"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -16,12 +17,11 @@ import (
 var errListened = fmt.Errorf("the session begins again from its checkpoint: %w", errAnew)
 
 // listens reports whether the session reads on for cluster rows alone after an error: while it may not
-// publish, and while NATS is away, in which the others hear from it, and it from them; or for claims that the
-// record lacks.
+// publish, and while NATS is away, in which the others hear from it, and it from them.
 func (s *session) listens(err error) bool {
 	var failure *jetStreamFailure
 	return s.clusters != nil && s.conns.Reopen != nil &&
-		(errors.Is(err, errWait) || errors.As(err, &failure) || s.lacksClaims(err))
+		(errors.Is(err, errWait) || errors.As(err, &failure))
 }
 
 // listen reads on for cluster rows alone. What they wait for may lie behind any number of events, so these
@@ -31,10 +31,7 @@ func (s *session) listen(ctx context.Context, cause error) error {
 	s.buffer.Discard()
 	s.out = output{}
 	s.p.health.sessionEnded() // as to what it held
-	lacks := s.lacksClaims(cause)
-	if lacks {
-		s.log.Warn("the stream differs: reading on for claims that the record may lack", reason(cause)...)
-	} else if errors.Is(cause, errWait) {
+	if errors.Is(cause, errWait) {
 		s.p.health.set(StateEchoes, nil)
 		s.log.Info("waiting for the other clusters: reading on for their rows alone")
 	} else if err := s.natsLost(cause); err != nil {
@@ -46,17 +43,13 @@ func (s *session) listen(ctx context.Context, cause error) error {
 	poll := time.NewTicker(idleInterval)
 	defer poll.Stop()
 	for {
-		if err := s.rows(); err != nil {
-			return err
-		}
-		waits := s.island != nil && s.island.May(0) == claim.Wait || lacks && s.beforeClaims()
-		if !s.clusters.lost && !waits && !s.questions.busy {
-			if lacks {
-				s.reader.lacks = 0
-				if err := s.recordClaimed(ctx); err != nil {
-					return err
-				}
+		for m := s.in.message(); m != nil; m = s.in.message() {
+			if err := s.rows(m); err != nil {
+				return err
 			}
+		}
+		waits := s.island != nil && s.island.May(0) == claim.Wait
+		if !s.clusters.lost && !waits && !s.questions.busy {
 			return errListened
 		}
 		now := time.Now()
@@ -101,21 +94,19 @@ func (s *session) listen(ctx context.Context, cause error) error {
 	}
 }
 
-// rows takes the cluster rows of the batch in hand.
-func (s *session) rows() error {
-	for m := s.in.message(); m != nil; m = s.in.message() {
-		if m.Keepalive {
-			if s.in.away != nil && !s.in.decoder.InTransaction() {
-				s.in.away.read = max(s.in.away.read, m.WALEnd)
-			}
-			continue
+// rows takes the cluster rows of a message.
+func (s *session) rows(m *relay.WALMessage) error {
+	if m.Keepalive {
+		if s.in.away != nil && !s.in.decoder.InTransaction() {
+			s.in.away.read = max(s.in.away.read, m.WALEnd)
 		}
-		if err := s.in.decoder.Decode(m.Data, &s.in.result); err != nil {
-			return err
-		}
-		if s.in.result.Kind == decoder.Commit {
-			s.in.takeRows()
-		}
+		return nil
+	}
+	if err := s.in.decoder.Decode(m.Data, &s.in.result); err != nil {
+		return err
+	}
+	if s.in.result.Kind == decoder.Commit {
+		s.in.takeRows()
 	}
 	return nil
 }

@@ -246,11 +246,11 @@ func (s *session) whenVerified(ctx context.Context) error {
 		s.heard = asked
 		s.tracker.Saved(time.Now())
 	}
+	if s.clusters != nil {
+		s.clusters.lacks, s.clusters.lost = 0, false
+	}
 	if s.island != nil {
 		s.island.compared()
-	}
-	if s.reader != nil {
-		s.reader.lost = false
 	}
 	s.p.unconfirmed, s.p.diverged = unconfirmed{}, unconfirmed{}
 	s.log.Log(ctx, s.p.stateLevel(), "session proved: the stream ends where the WAL says", "last_seq",

@@ -30,11 +30,9 @@ var errClaimed = fmt.Errorf("this cluster publishes for another one: %w", errAne
 type reader struct {
 	claim.Reader
 	rowsRead
-	revision uint64 // of the newest record that this process has read or written
-	home     int
-	claimed  []relay.Claimed // by rows that were read, and not in that record
-	lacks    outbox.LSN      // claims up to there may be lacking in the record; 0: none do
-	claims   prometheus.Counter
+	home    int
+	claimed []relay.Claimed // by rows that were read, and not in the record
+	claims  prometheus.Counter
 
 	heard     time.Time // when the newest row of the home was committed there
 	publishes bool      // this cluster has claimed last, and the home is silent since, or has yielded
@@ -146,16 +144,6 @@ func (s *session) recordClaimed(ctx context.Context) error {
 	r.claimed = nil
 	return errClaimed
 }
-
-// lacksClaims reports whether the stream may differ because the record lacks claims of this cluster: a broker
-// that loses them may keep messages of their ranges, which were published later. They are in the WAL.
-func (s *session) lacksClaims(err error) bool {
-	f := outbox.FaultOf(err)
-	return s.reader != nil && f != nil && f.Code == codeDivergence && s.beforeClaims()
-}
-
-// beforeClaims reports whether the WAL was not read up to where such claims may lie.
-func (s *session) beforeClaims() bool { return max(s.in.end(), s.reader.read) < s.reader.lacks }
 
 // isClaimed reports whether the record says that this cluster publishes the message.
 func (s *session) isClaimed(h *outbox.Header) bool {

@@ -205,15 +205,15 @@ func (pr *probe) read(ctx, open context.Context, acked uint64) (err error) {
 	if pr.stream, err = limited("stream", pr.js.Tail)(ctx); err != nil {
 		return err
 	}
-	pr.stored, err = stored(ctx, pr.js, max(acked, 1)-1, pr.stream.LastSeq)
+	pr.stored, err = stored(ctx, pr.js, max(acked, 1)-1, pr.stream.LastSeq, false)
 	return err
 }
 
 // stored reads what of the stream is to be compared.
-func stored(ctx context.Context, b JetStream, above, upTo uint64) ([]relay.Stored, error) {
+func stored(ctx context.Context, b JetStream, above, upTo uint64, more bool) ([]relay.Stored, error) {
 	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
-	all, err := b.Stored(ctx, above, upTo)
+	all, err := b.Stored(ctx, above, upTo, more)
 	if err != nil {
 		return nil, fmt.Errorf("read the stream's last messages: %w", err)
 	}

@@ -135,8 +135,8 @@ func (s *session) close() {
 	s.p.health.sessionEnded()
 	s.questions.close()
 	s.heartbeats.worker.close()
-	if s.reader != nil {
-		s.reader.revision = s.checkpointer.revision
+	if s.clusters != nil {
+		s.clusters.revision = s.checkpointer.revision
 	}
 	s.buffer.Discard()
 	s.in.release()
@@ -154,7 +154,9 @@ func (s *session) run(ctx context.Context) error {
 			err = s.reconnect(ctx, err)
 		}
 	}
-	if s.listens(err) {
+	if s.mayLack(err) {
+		err = s.findLost(ctx, err)
+	} else if s.listens(err) {
 		err = s.listen(ctx, err)
 	}
 	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err())) { // also when its time is up
@@ -173,7 +175,7 @@ func (s *session) run(ctx context.Context) error {
 // readTail reads what the messages that are made again are compared with.
 func (s *session) readTail(ctx context.Context) error {
 	above, upTo := s.check.Compares()
-	all, err := stored(ctx, s.conns.JetStream, above, upTo)
+	all, err := stored(ctx, s.conns.JetStream, above, upTo, s.island != nil && !s.island.speaks)
 	if err != nil {
 		return ofJetStream(err)
 	}

@@ -60,7 +60,11 @@ func (c *Conn) CheckMaxAge(durableAfter time.Duration) error {
 // Stored reads, through the leader, the messages of sequences above one and up to another, but only the last
 // of them: as many as can have been in flight beside the one at upTo. If a message of ours was refused
 // because of a foreign one, and those behind it were stored, the foreign one is among them. What can't be
-// read is left out. The answer is in ascending order.
-func (c *Conn) Stored(ctx context.Context, above, upTo uint64) ([]relay.Stored, error) {
+// read is left out. The answer is in ascending order. With more it has those that came before as well, up to
+// 131,072 messages or 64 MiB in all.
+func (c *Conn) Stored(ctx context.Context, above, upTo uint64, more bool) ([]relay.Stored, error) {
+	if more {
+		return c.Last(ctx, above, upTo, 1<<17, 64<<20)
+	}
 	return c.Last(ctx, above, upTo, MaxInFlight, MaxInFlightBytes)
 }

@@ -325,7 +325,7 @@ func TestACutAmongTheNewestMessagesIsKnown(t *testing.T) {
 	}
 	s.publish(t, 2, 10)
 	s.check(t, c, 8, 7)
-	stored, err := c.Stored(t.Context(), 0, 8)
+	stored, err := c.Stored(t.Context(), 0, 8, false)
 	must.Succeed(t, err)
 	for i, m := range stored {
 		if (m.Cut != nil) != (i == 5) || (m.Header != nil) == (i == 5) {

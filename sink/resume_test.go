@@ -56,7 +56,7 @@ func resume(t *testing.T, cfg Config, old *Publisher) *Publisher {
 		(want == nil || s.Newest == nil || *want != *s.Newest) {
 		t.Fatalf("the stream ends with %d, %v; it was %v", s.LastSeq, s.Newest, want)
 	}
-	stored, err := c.Stored(t.Context(), old.Acked(), s.LastSeq)
+	stored, err := c.Stored(t.Context(), old.Acked(), s.LastSeq, false)
 	must.Succeed(t, err)
 	for _, m := range stored {
 		if want := old.Header(m.Seq); want == nil || m.Header == nil || *want != *m.Header {

@@ -50,7 +50,7 @@ func TestWhatMayHaveBeenInFlightIsRead(t *testing.T) {
 	}
 	mustPublish(t, c.Publisher(0), all[:2500])
 	read := func(above, upTo uint64) []relay.Stored {
-		got, err := c.Stored(t.Context(), above, upTo)
+		got, err := c.Stored(t.Context(), above, upTo, false)
 		must.Succeed(t, err)
 		return got
 	}
@@ -73,6 +73,11 @@ func TestWhatMayHaveBeenInFlightIsRead(t *testing.T) {
 	if got := read(0, 2512); len(got) < 10 || len(got) > 12 { // the tenth makes it 8 MiB
 		t.Errorf("%d large messages", len(got))
 	}
+	more, err := again.Stored(t.Context(), 0, 2512, true)
+	must.Succeed(t, err)
+	if len(more) != 2512 || more[0].Seq != 1 {
+		t.Errorf("%d messages where more than what was in flight is asked for", len(more))
+	}
 	js, err := again.nc.JetStream()
 	must.Succeed(t, err)
 	must.Succeed(t, js.DeleteMsg(cfg.Stream, 7))
@@ -80,7 +85,7 @@ func TestWhatMayHaveBeenInFlightIsRead(t *testing.T) {
 		t.Errorf("without the seventh: %+v", got)
 	}
 	c.Close()
-	if _, err := c.Stored(t.Context(), 0, 5); err == nil {
+	if _, err := c.Stored(t.Context(), 0, 5, false); err == nil {
 		t.Error("a connection that is closed reads")
 	}
 }
@@ -140,7 +145,7 @@ func TestStrangerWhileMessagesFlow(t *testing.T) {
 		wantFault(t, failed, outbox.Transient, "wrong_last_sequence")
 		refused++
 		next, st := watched(t, cfg)
-		found, err := next.Stored(t.Context(), p.Acked(), st.LastSeq)
+		found, err := next.Stored(t.Context(), p.Acked(), st.LastSeq, false)
 		must.Succeed(t, err)
 		if !slices.ContainsFunc(found, func(m relay.Stored) bool { return m.Header == nil }) {
 			t.Errorf("trial %d: %d was acknowledged, and behind it nobody is a stranger: %+v", trial,

@@ -185,6 +185,22 @@ func TestWhatAHomeHasSaidIsNotLeft(t *testing.T) {
 			t.Errorf("%v: %v, want %v", lsn, got, want)
 		}
 	}
+	// What it has left stays left when it has said more, also where it says so while it leaves it.
+	h.Row(&relay.ClusterRow{Kind: relay.Published, By: 1, To: 25}, 50, 0)
+	h.Row(&relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 1, From: 10, To: 35}, 51, 0)
+	h.Row(&relay.ClusterRow{Kind: relay.Published, By: 1, To: 40}, 52, 0)
+	h = HomeFrom(h.cfg, h.State())
+	for lsn, want := range map[outbox.LSN]bool{20: false, 21: true, 35: true, 36: false} {
+		if h.Claimed(lsn) != want {
+			t.Errorf("%v: claimed is %t", lsn, !want)
+		}
+	}
+	h.Row(&relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 1, From: 35, To: 50}, 53, 0)
+	for lsn, want := range map[outbox.LSN]bool{40: false, 41: true, 50: true, 51: false} {
+		if h.Claimed(lsn) != want {
+			t.Errorf("%v: claimed is %t after the second silence", lsn, !want)
+		}
+	}
 }
 
 // TestAnEchoAnswersAHelloThatWasSaid: one of a hello that was not read before it is somebody else's, and

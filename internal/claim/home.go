@@ -44,6 +44,7 @@ type Home struct {
 	echoes   echoes
 	claimed  outbox.LSN // up to there everything is published, or claimed by others
 	said     outbox.LSN // up to there this home has said that everything is: nobody claims that
+	from     outbox.LSN // what it had said before others claimed up to claimed: they claim what is above
 
 	published outbox.LSN // up to there everything is in the stream, or left to others
 
@@ -68,7 +69,7 @@ func NewHome(cfg Config) Home { return Home{cfg: cfg, gap: true} }
 // HomeFrom is the home of which state was kept.
 func HomeFrom(cfg Config, s relay.HomeState) Home {
 	h := Home{cfg: cfg, hello: s.Hello, greeted: s.Greeted, waits: s.Waits, yielded: s.Yielded, told: s.Told,
-		claimed: s.Claimed, said: s.Said, signed: s.Signed, gap: s.Gap}
+		claimed: s.Claimed, said: s.Said, from: s.From, signed: s.Signed, gap: s.Gap}
 	copy(h.echoes[1:], s.Echoes)
 	return h
 }
@@ -77,8 +78,8 @@ func HomeFrom(cfg Config, s relay.HomeState) Home {
 // A process begins there with [Home.Start], and says what is published.
 func (h *Home) State() relay.HomeState {
 	return relay.HomeState{Hello: h.hello, Greeted: h.greeted, Waits: h.waits, Yielded: h.yielded,
-		Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), Claimed: h.claimed, Said: h.said,
-		Signed: h.signed, Gap: h.gap}
+		Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), From: h.from, Claimed: h.claimed,
+		Said: h.said, Signed: h.signed, Gap: h.gap}
 }
 
 // Start begins a process, at any state that was kept, before anything is read. The own WAL ends at end now.
@@ -133,8 +134,11 @@ func (h *Home) Row(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	case r.Kind == relay.Echo && r.Hello <= h.hello: // an echo is behind its hello in this WAL
 		h.echoes[r.By] = max(h.echoes[r.By], r.Hello)
 		h.waits = h.waits && !(h.greeted && h.echoed())
-	case r.Kind == relay.Claim && !h.echoes.void(r):
-		h.claimed = max(h.claimed, r.To)
+	case r.Kind == relay.Claim && !h.echoes.void(r) && r.To > h.claimed:
+		if h.said > h.claimed { // else it is one more of the same silence
+			h.from = h.said
+		}
+		h.claimed = r.To
 	}
 }
 
@@ -183,17 +187,22 @@ const (
 	Leave                  // another cluster publishes it
 )
 
-// May says what becomes of the oldest commit that is neither published nor left. What the home has said to
-// be published it publishes again where its stream has lost it: others claim none of that.
+// May says what becomes of the oldest commit that is neither published nor left. What the home had said to
+// be published before others claimed it publishes again where its stream has lost it: they claim none of
+// that.
 func (h *Home) May(lsn outbox.LSN) Verdict {
-	switch {
-	case h.waits || h.yielded || !h.back:
+	if h.waits || h.yielded || !h.back {
 		return Wait
-	case lsn <= h.claimed && lsn > h.said:
+	}
+	if h.Claimed(lsn) {
 		return Leave
 	}
 	return Publish
 }
+
+// Claimed reports whether others have claimed a commit, by the rows that were read. Of several silences it
+// knows the newest: what was claimed in an earlier one it takes for published.
+func (h *Home) Claimed(lsn outbox.LSN) bool { return h.from < lsn && lsn <= h.claimed }
 
 // Published says that everything up to there is in the stream or left to others.
 func (h *Home) Published(lsn outbox.LSN) { h.published = max(h.published, lsn) }

@@ -19,7 +19,8 @@ type HomeState struct {
 	Told    bool   `json:"told,omitempty"`    // and read
 
 	Echoes  []uint64   `json:"echoes,omitempty"` // the newest ones, by cluster.id from 1
-	Claimed outbox.LSN `json:"claimed"`          // up to there others publish
+	From    outbox.LSN `json:"from,omitempty"`   // others publish what is above it
+	Claimed outbox.LSN `json:"claimed"`          // and up to there
 	Said    outbox.LSN `json:"said"`             // up to there it has said to have published itself
 
 	Signed time.Duration `json:"signed"`        // when the newest sign of life was committed, since 2000

@@ -198,7 +198,7 @@ func (r *repair) verifyTail(ctx context.Context, l *backfill.Conns, rd backfill.
 		return nil
 	}
 	above, upTo := proof.Compares()
-	stored, err := l.NATS.Stored(ctx, above, upTo)
+	stored, err := l.NATS.Stored(ctx, above, upTo, false)
 	if err != nil {
 		return err
 	}
