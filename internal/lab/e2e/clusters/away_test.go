@@ -26,17 +26,20 @@ type cluster struct {
 	o    *harness.Outflow // publishes its own rows
 }
 
-// mesh makes n clusters, each of which replicates its outbox and its control table to each of the others, and
-// the links to the first one, by the cluster that they lead from. Settings are further ones of all.
+// link is from where to where rows go.
+type link struct{ from, to int }
+
+// mesh makes n clusters, each of which replicates its outbox and its control table to each of the others
+// through a link. Settings are further ones of all.
 func mesh(t *testing.T, major, n int, natsURL string, settings ...string) (all []*cluster,
-	links map[int]*faultproxy.Proxy) {
+	links map[link]*faultproxy.Proxy) {
 	t.Helper()
 	return meshOn(t, major, slices.Repeat([]string{natsURL}, n), settings...)
 }
 
 // meshOn is mesh where each cluster has a NATS, the one at its place in the list.
 func meshOn(t *testing.T, major int, natsURLs []string, settings ...string) (all []*cluster,
-	links map[int]*faultproxy.Proxy) {
+	links map[link]*faultproxy.Proxy) {
 	t.Helper()
 	n := len(natsURLs)
 	for i, natsURL := range natsURLs {
@@ -53,19 +56,16 @@ func meshOn(t *testing.T, major int, natsURLs []string, settings ...string) (all
 		harness.Exec(t, c.conn, "CREATE PUBLICATION replicated FOR TABLE outbox, outflow_control")
 		all = append(all, c)
 	}
-	links = map[int]*faultproxy.Proxy{}
+	links = map[link]*faultproxy.Proxy{}
 	for i, to := range all {
 		for k, from := range all {
 			if i == k {
 				continue
 			}
-			url := from.url
-			if k == 0 {
-				proxy, through, err := faultproxy.To(url)
-				harness.Must(t, err)
-				t.Cleanup(proxy.Close)
-				links[i], url = proxy, through
-			}
+			proxy, url, err := faultproxy.To(from.url)
+			harness.Must(t, err)
+			t.Cleanup(proxy.Close)
+			links[link{k, i}] = proxy
 			harness.Exec(t, to.conn, fmt.Sprintf("CREATE SUBSCRIPTION from_%d CONNECTION '%s' PUBLICATION "+
 				"replicated WITH (origin = none, copy_data = false, slot_name = 'to_%d')", k+1, url, i+1))
 		}
@@ -159,17 +159,17 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 					harness.Must(t, away.pg.Kill())
 					harness.Must(t, away.pg.Start(t.Context()))
 				case "link":
-					links[1].Cut()
+					links[link{0, 1}].Cut()
 				case "refuse": // until the home has gone on
-					links[1].Refuse(true)
-					links[1].Cut()
+					links[link{0, 1}].Refuse(true)
+					links[link{0, 1}].Cut()
 					harness.Eventually(t, "the home goes on", func() error {
 						if n := load.Written.Load(); n < int64(round*perRound+perRound/2) {
 							return fmt.Errorf("%d written", n)
 						}
 						return nil
 					})
-					links[1].Heal()
+					links[link{0, 1}].Heal()
 				case "home":
 					home.o.Kill()
 					home.o.Set(fmt.Sprintf("REORDER_HORIZON=%dms", 20+rnd.IntN(100)),

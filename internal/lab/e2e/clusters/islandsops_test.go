@@ -13,8 +13,8 @@ import (
 func TestWhatIsSeenOfIslands(t *testing.T) {
 	t.Parallel()
 	majors := awayMajors(t)
-	s := newIslands(t, majors[len(majors)-1], 2)
-	home, away := s.all[0].o, s.others[0]
+	s := newIslands(t, majors[len(majors)-1], 2, 1)
+	home, away := s.of[0][0], s.of[0][1]
 	s.switchOn()
 	home.AwaitReady()
 	harness.Exec(t, s.all[0].conn, harness.InsertNumbered, 1, 10)
