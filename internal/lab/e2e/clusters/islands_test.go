@@ -306,13 +306,14 @@ func (s *islands) judge(home int) (all together) {
 			c := coveredBy(ranges, m)
 			c.twice++
 			all.most = max(all.most, c.twice)
-			if first.Header.Get("Nats-Msg-Id") != m.Header.Get("Nats-Msg-Id") || !bytes.Equal(first.Data, m.Data) {
+			if first.Header.Get("Nats-Msg-Id") != m.Header.Get("Nats-Msg-Id") ||
+				!bytes.Equal(first.Data, m.Data) {
 				s.Errorf("home %d and cluster %d have published event %s as %v and %v", home+1, at+1, id,
 					first.Header, m.Header)
 			}
 			if known := c.known(own, home); !first.Stored.Before(known) {
-				s.Errorf("home %d has published event %s (%v) at %v, and knew at %v of the claim of cluster %d, "+
-					"%+v", home+1, id, m.Outflow.Pos, first.Stored, known, at+1, *c)
+				s.Errorf("home %d has published event %s (%v) at %v, and knew at %v of the claim of "+
+					"cluster %d, %+v", home+1, id, m.Outflow.Pos, first.Stored, known, at+1, *c)
 			}
 		}
 	}

@@ -1,0 +1,203 @@
+package clusters
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/harness"
+)
+
+// failing are islands of which several things fail at once.
+type failing struct {
+	*islands
+	rnd    *rand.Rand
+	broken []string // what is by now
+	mend   []func() error
+	silent []int // homes that can't publish meanwhile
+}
+
+// fails lets something fail at two clusters, or between them.
+func (s *failing) fails(kind string, a, b int) {
+	s.Helper()
+	nats, pg, home := s.nats[a], s.all[a].pg, s.rnd.IntN(len(s.all))
+	switch kind {
+	case "nats dies":
+		s.breaks(fmt.Sprint("nats ", a+1), nats.Kill, nats.Start, a)
+	case "nats hangs":
+		s.breaks(fmt.Sprint("nats ", a+1), nats.Pause, nats.Resume, a)
+	case "link":
+		s.cut(a, b)
+		s.cut(b, a)
+	case "link one way":
+		s.cut(a, b)
+	case "homes die":
+		for _, at := range []int{a, b} {
+			s.dies(at, at)
+			if s.rnd.IntN(2) == 0 {
+				s.fails("postgres dies", at, at)
+			}
+		}
+	case "postgres dies":
+		s.breaks(fmt.Sprint("postgres ", a+1), pg.Kill, func() error { return pg.Start(s.Context()) })
+	case "outflow dies":
+		s.dies(home, a)
+	case "outflow sleeps":
+		o := s.of[home][a].Process
+		s.breaks(fmt.Sprintf("outflow of %d at %d", home+1, a+1), o.Pause, o.Resume)
+	default:
+		s.Fatalf("no such thing fails: %s", kind)
+	}
+}
+
+func (s *failing) dies(home, at int) {
+	s.Helper()
+	o, silent := s.of[home][at], []int{}
+	if home == at {
+		silent = append(silent, home)
+	}
+	s.breaks(fmt.Sprintf("outflow of %d at %d", home+1, at+1), func() error { o.Kill(); return nil },
+		func() error { o.Start(); return nil }, silent...)
+}
+
+func (s *failing) cut(from, to int) {
+	s.Helper()
+	l := s.links[link{from, to}]
+	s.breaks(fmt.Sprintf("link %d to %d", from+1, to+1), func() error {
+		l.Refuse(true)
+		l.Cut()
+		return nil
+	}, func() error { l.Heal(); return nil })
+}
+
+// breaks does it unless it is broken by now.
+func (s *failing) breaks(what string, harm, mend func() error, silent ...int) {
+	s.Helper()
+	if slices.Contains(s.broken, what) {
+		return
+	}
+	harness.Must(s, harm())
+	s.broken, s.mend, s.silent = append(s.broken, what), append(s.mend, mend), append(s.silent, silent...)
+}
+
+// mends all that is broken, in any order.
+func (s *failing) mends(pause func()) {
+	s.Helper()
+	s.rnd.Shuffle(len(s.mend), func(i, k int) { s.mend[i], s.mend[k] = s.mend[k], s.mend[i] })
+	for _, mend := range s.mend {
+		harness.Must(s, mend())
+		pause()
+	}
+	s.broken, s.mend, s.silent = nil, nil, nil
+}
+
+// claimed counts the claims for a home of the processes that run.
+func (s *failing) claimed(home int) (n float64) {
+	for at, o := range s.of[home] {
+		if at != home && o.Process.Running() {
+			claims, _ := o.Series("outflow_cluster_claims_total")
+			n += claims
+		}
+	}
+	return n
+}
+
+// sober lets things fail at two clusters, until others have claimed for each home that is silent. The third
+// one, which sees both, can, unless it stands still or nothing is left to claim: then it goes on all the same.
+func (s *failing) sober(kinds []string) {
+	s.Helper()
+	before := make([]float64, len(s.all))
+	for home := range s.all {
+		before[home] = s.claimed(home)
+	}
+	pair := s.rnd.Perm(len(s.all))
+	for i, kind := range kinds {
+		s.fails(kind, pair[i%2], pair[1-i%2])
+	}
+	s.Logf("%s", strings.Join(s.broken, ", "))
+	for begun := time.Now(); time.Since(begun) < 4*islandsDelay; time.Sleep(400 * time.Millisecond) {
+		s.silent = slices.DeleteFunc(s.silent, func(home int) bool { return s.claimed(home) > before[home] })
+		if len(s.silent) == 0 {
+			break
+		}
+	}
+	s.mends(func() {})
+	s.settle()
+}
+
+// wild lets things fail anywhere, one after the other and for any time.
+func (s *failing) wild(kinds []string) {
+	s.Helper()
+	pause := func() {
+		time.Sleep(time.Duration(s.rnd.Int64N(int64([]time.Duration{1, 3, 15}[s.rnd.IntN(3)] * time.Second))))
+	}
+	for range 1 + s.rnd.IntN(4) {
+		pair := s.rnd.Perm(len(s.all))
+		s.fails(kinds[s.rnd.IntN(len(kinds))], pair[0], pair[1])
+		pause()
+	}
+	s.Logf("%s", strings.Join(s.broken, ", "))
+	s.mends(pause)
+	if s.rnd.IntN(2) == 0 {
+		s.settle()
+	}
+}
+
+// settle waits until all that was written is published.
+func (s *failing) settle() {
+	s.Helper()
+	for home := range s.all {
+		ids, err := s.written(home, home)
+		harness.Must(s, err)
+		harness.Eventually(s, "what was written is published", func() error {
+			return s.unpublished(home, ids)
+		})
+	}
+}
+
+// TestIslandsSurviveWhatFails: three islands take writes and publish for each other, while several things
+// fail at once: their NATS die and hang, two homes die, the link between two of them is cut while the third
+// one sees both, outflows die. Nothing is missing, and what is twice has a reason. The long form takes half
+// an hour for three majors.
+func TestIslandsSurviveWhatFails(t *testing.T) {
+	t.Parallel()
+	harness.SkipIfShort(t)
+	seed := uint64(harness.EnvInt(t, "OUTFLOW_TEST_SEED", rand.Int()))
+	t.Logf("OUTFLOW_TEST_SEED=%d", seed)
+	for _, major := range awayMajors(t) {
+		t.Run(fmt.Sprint("postgres-", major), func(t *testing.T) {
+			s := &failing{islands: newIslands(t, major, 3, 3),
+				rnd: rand.New(rand.NewPCG(seed, uint64(major)))}
+			s.switchOn()
+			var loads []*harness.Load
+			for home, of := range s.of {
+				of[home].AwaitReady()
+				loads = append(loads, s.load(home, 1, 30, seed+uint64(home)))
+			}
+			kinds := []string{"nats dies", "nats hangs", "link", "homes die", "outflow dies"}
+			s.rnd.Shuffle(len(kinds), func(i, k int) { kinds[i], kinds[k] = kinds[k], kinds[i] })
+			s.sober(kinds[:3])
+			s.sober(kinds[3:])
+			kinds = append(kinds, "link one way", "postgres dies", "outflow sleeps")
+			for range harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(20, 0)) {
+				s.wild(kinds)
+			}
+			for home, load := range loads {
+				load.Ending.Store(true)
+				load.Wait(t)
+				s.of[home][home].AwaitReady()
+			}
+			s.settle()
+			elsewhere := 0
+			for home := range s.all {
+				elsewhere += s.judge(home).elsewhere
+			}
+			if elsewhere == 0 {
+				t.Error("nobody has published for another one")
+			}
+		})
+	}
+}
