@@ -28,7 +28,13 @@ func (s *failing) fails(kind string, a, b int) {
 	case "nats dies":
 		s.breaks(fmt.Sprint("nats ", a+1), nats.Kill, nats.Start, a)
 	case "nats hangs":
-		s.breaks(fmt.Sprint("nats ", a+1), nats.Pause, nats.Resume, a)
+		h := hang{at: a, from: time.Now()}
+		s.breaks(fmt.Sprint("nats ", a+1), nats.Pause, func() error {
+			err := nats.Resume()
+			h.to = time.Now()
+			s.hangs = append(s.hangs, h)
+			return err
+		}, a)
 	case "link":
 		s.cut(a, b)
 		s.cut(b, a)
@@ -106,7 +112,7 @@ func (s *failing) claimed(home int) (n float64) {
 }
 
 // sober lets things fail at two clusters, until others have claimed for each home that is silent. The third
-// one, which sees both, can, unless it stands still or nothing is left to claim: then it goes on all the same.
+// one, which sees both, can, unless it stands still or nothing is left to claim. Then all mends all the same.
 func (s *failing) sober(kinds []string) {
 	s.Helper()
 	before := make([]float64, len(s.all))

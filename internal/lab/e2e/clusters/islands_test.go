@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +32,19 @@ type islands struct {
 	links map[link]*faultproxy.Proxy
 	of    [][]*harness.Outflow         // of each home, at each cluster
 	read  map[[2]int][]*oracle.Message // of each home, at each cluster: its stream, as it was read last
+	hangs []hang
+}
+
+// hang is when the NATS of a cluster hung.
+type hang struct {
+	at       int
+	from, to time.Time
+}
+
+func (s *islands) hung(at int, when time.Time) bool {
+	return slices.ContainsFunc(s.hangs, func(h hang) bool {
+		return h.at == at && h.from.Before(when) && when.Before(h.to)
+	})
 }
 
 // newIslands makes them without the mode.
@@ -251,13 +265,29 @@ func claims(said []saidRow, home, at int) (all []*claimed) {
 	return all
 }
 
-// known is from when on a home leaves what a claim has: when it says a hello that the claim does not know, as
-// it publishes nothing until that was echoed. If it has said none, when the claim was committed.
-func (c *claimed) known(own []saidRow, home int) time.Time {
+// known is from when on a home leaves what a claim has. It publishes nothing from when it yields, or gives a
+// sign of life after half of the delay, until all others have echoed the hello that follows, which the claim
+// does not know. Where there is none: when the claim was committed.
+func (s *islands) known(c *claimed, own []saidRow, home int) time.Time {
+	var silent, last time.Time // since when it is; of its newest row
 	for _, r := range own {
-		if r.By == home+1 && r.Kind == relay.Hello && r.Hello > c.hello {
-			return r.at
+		if r.By != home+1 || r.Home != 0 {
+			continue
 		}
+		if r.Kind == relay.Yield || r.at.Sub(last) >= islandsDelay/2 {
+			silent = r.at
+		}
+		last = r.at
+		if r.Kind != relay.Hello {
+			continue
+		}
+		if r.Hello > c.hello {
+			if silent.IsZero() || s.hung(home, silent) { // what was on its way is stored after that
+				return r.at
+			}
+			return silent
+		}
+		silent = time.Time{}
 	}
 	return c.at
 }
@@ -271,7 +301,7 @@ type together struct {
 }
 
 // judge judges all streams of a home together, when all is published. Nothing is missing. In a stream nothing
-// is twice, or out of order. Others have published what they had claimed, of what they knew nobody to publish.
+// is twice, or out of order. Others have published what they had claimed, and knew of nobody else to publish.
 // What is twice the home had published before it could know of the claim.
 func (s *islands) judge(home int) (all together) {
 	s.Helper()
@@ -311,7 +341,7 @@ func (s *islands) judge(home int) (all together) {
 				s.Errorf("home %d and cluster %d have published event %s as %v and %v", home+1, at+1, id,
 					first.Header, m.Header)
 			}
-			if known := c.known(own, home); !first.Stored.Before(known) {
+			if known := s.known(c, own, home); !first.Stored.Before(known) {
 				s.Errorf("home %d has published event %s (%v) at %v, and knew at %v of the claim of "+
 					"cluster %d, %+v", home+1, id, m.Outflow.Pos, first.Stored, known, at+1, *c)
 			}
