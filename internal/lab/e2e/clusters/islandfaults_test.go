@@ -17,7 +17,8 @@ type failing struct {
 	rnd    *rand.Rand
 	broken []string // what is by now
 	mend   []func() error
-	silent []int // homes that can't publish meanwhile
+	heal   []func() error // links
+	silent []int          // homes that can't publish meanwhile
 }
 
 // fails lets something fail at two clusters, or between them.
@@ -71,33 +72,32 @@ func (s *failing) dies(home, at int) {
 
 func (s *failing) cut(from, to int) {
 	s.Helper()
-	l := s.links[link{from, to}]
-	s.breaks(fmt.Sprintf("link %d to %d", from+1, to+1), func() error {
+	l, what := s.links[link{from, to}], fmt.Sprintf("link %d to %d", from+1, to+1)
+	if !slices.Contains(s.broken, what) {
 		l.Refuse(true)
 		l.Cut()
-		return nil
-	}, func() error { l.Heal(); return nil })
+		s.broken, s.heal = append(s.broken, what), append(s.heal, func() error { l.Heal(); return nil })
+	}
 }
 
 // breaks does it unless it is broken by now.
 func (s *failing) breaks(what string, harm, mend func() error, silent ...int) {
 	s.Helper()
-	if slices.Contains(s.broken, what) {
-		return
+	if !slices.Contains(s.broken, what) {
+		harness.Must(s, harm())
+		s.broken, s.mend = append(s.broken, what), append(s.mend, mend)
+		s.silent = append(s.silent, silent...)
 	}
-	harness.Must(s, harm())
-	s.broken, s.mend, s.silent = append(s.broken, what), append(s.mend, mend), append(s.silent, silent...)
 }
 
-// mends all that is broken, in any order.
-func (s *failing) mends(pause func()) {
+// mends does it in any order.
+func (s *failing) mends(all []func() error, pause func()) {
 	s.Helper()
-	s.rnd.Shuffle(len(s.mend), func(i, k int) { s.mend[i], s.mend[k] = s.mend[k], s.mend[i] })
-	for _, mend := range s.mend {
+	s.rnd.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
+	for _, mend := range all {
 		harness.Must(s, mend())
 		pause()
 	}
-	s.broken, s.mend, s.silent = nil, nil, nil
 }
 
 // claimed counts the claims for a home of the processes that run.
@@ -113,8 +113,10 @@ func (s *failing) claimed(home int) (n float64) {
 
 // sober lets things fail at two clusters, until others have claimed for each home that is silent. The third
 // one, which sees both, can, unless it stands still or nothing is left to claim. Then all mends all the same.
-func (s *failing) sober(kinds []string) {
+// If deaf, no row comes to these homes meanwhile, and links heal when they are back.
+func (s *failing) sober(kinds []string, deaf bool) {
 	s.Helper()
+	s.broken, s.mend, s.heal, s.silent = nil, nil, nil, nil
 	before := make([]float64, len(s.all))
 	for home := range s.all {
 		before[home] = s.claimed(home)
@@ -123,22 +125,41 @@ func (s *failing) sober(kinds []string) {
 	for i, kind := range kinds {
 		s.fails(kind, pair[i%2], pair[1-i%2])
 	}
+	for _, home := range s.silent {
+		for from := range s.all {
+			if deaf && from != home {
+				s.cut(from, home)
+			}
+		}
+	}
 	s.Logf("%s", strings.Join(s.broken, ", "))
 	for begun := time.Now(); time.Since(begun) < 4*islandsDelay; time.Sleep(400 * time.Millisecond) {
-		s.silent = slices.DeleteFunc(s.silent, func(home int) bool { return s.claimed(home) > before[home] })
-		if len(s.silent) == 0 {
+		if !slices.ContainsFunc(s.silent, func(home int) bool { return s.claimed(home) == before[home] }) {
 			break
 		}
 	}
-	s.mends(func() {})
+	s.mends(s.mend, func() {})
+	for _, home := range s.silent {
+		sent := s.last(home, home)
+		harness.Eventually(s, "a home is back", func() error {
+			code, body := s.of[home][home].Get("/readyz")
+			if !deaf || strings.HasPrefix(body, "waiting for clusters") || s.last(home, home) > sent {
+				return nil
+			}
+			return fmt.Errorf("%d %s", code, body)
+		})
+	}
+	s.mends(s.heal, func() {})
 	s.settle()
 }
 
 // wild lets things fail anywhere, one after the other and for any time.
 func (s *failing) wild(kinds []string) {
 	s.Helper()
+	s.broken, s.mend, s.heal, s.silent = nil, nil, nil, nil
 	pause := func() {
-		time.Sleep(time.Duration(s.rnd.Int64N(int64([]time.Duration{1, 3, 15}[s.rnd.IntN(3)] * time.Second))))
+		longest := []time.Duration{time.Second, islandsDelay / 2, 3 * islandsDelay}[s.rnd.IntN(3)]
+		time.Sleep(time.Duration(s.rnd.Int64N(int64(longest))))
 	}
 	for range 1 + s.rnd.IntN(4) {
 		pair := s.rnd.Perm(len(s.all))
@@ -146,7 +167,7 @@ func (s *failing) wild(kinds []string) {
 		pause()
 	}
 	s.Logf("%s", strings.Join(s.broken, ", "))
-	s.mends(pause)
+	s.mends(append(s.mend, s.heal...), pause)
 	if s.rnd.IntN(2) == 0 {
 		s.settle()
 	}
@@ -185,8 +206,8 @@ func TestIslandsSurviveWhatFails(t *testing.T) {
 			}
 			kinds := []string{"nats dies", "nats hangs", "link", "homes die", "outflow dies"}
 			s.rnd.Shuffle(len(kinds), func(i, k int) { kinds[i], kinds[k] = kinds[k], kinds[i] })
-			s.sober(kinds[:3])
-			s.sober(kinds[3:])
+			s.sober(kinds[:3], true)
+			s.sober(kinds[3:], false)
 			kinds = append(kinds, "link one way", "postgres dies", "outflow sleeps")
 			for range harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(20, 0)) {
 				s.wild(kinds)
