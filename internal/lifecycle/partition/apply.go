@@ -58,10 +58,14 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 	}
 	// first all up to where every slot has confirmed it, so that the stream is read once for all of them
 	var failed []error
+	tried := len(missing) > 0 // since the situation was read: otherwise it is still the one that was read
 	held := map[uint32]bool{} // partitions that something was tried with that was not to be had
 	for _, far := range []bool{false, true} {
-		if s, err = m.look(ctx); err != nil {
-			return steps, err
+		if tried {
+			if s, err = m.look(ctx); err != nil {
+				return steps, err
+			}
+			tried = false
 		}
 		for _, p := range s.all {
 			if held[p.OID] {
@@ -72,6 +76,7 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 				did(step)
 			}
 			held[p.OID] = err != nil || rest != nil && rest.Clause == clauseLocks
+			tried = tried || len(done) > 0 || held[p.OID]
 			if rest != nil && (far || held[p.OID]) {
 				did(*rest)
 			}

@@ -134,3 +134,30 @@ func TestADropThatReadsForLongKeepsItsLock(t *testing.T) {
 		t.Errorf("%d times within the drop; %+v, %v", beats, steps, err)
 	}
 }
+
+// TestARunLooksAgainOnlyAfterItDidSomething: one that finds nothing to do reads record, slots and stream
+// once, and a drop is decided from what was read behind all else.
+func TestARunLooksAgainOnlyAfterItDidSomething(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	looks, outside := 0, w.o.Outside
+	w.o.Outside = func(ctx context.Context) (Outside, error) {
+		looks++
+		return outside(ctx)
+	}
+	w.insert(0, 5, true)
+	run := func(what string, want int) {
+		t.Helper()
+		looks = 0
+		if steps := w.apply(); looks != want {
+			t.Errorf("%s: it looked %d times, not %d: %v", what, looks, want, steps)
+		}
+	}
+	run("it made partitions, and detached one", 3)
+	run("nothing to do", 1)
+	w.confirm(w.Slot)
+	run("every slot has confirmed it, and it was dropped under its lock", 3)
+	if w.exists(0) {
+		t.Error("the partition is still there")
+	}
+}
