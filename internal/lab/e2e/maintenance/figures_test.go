@@ -176,6 +176,8 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	g.Go(func() error { return b.probe(ctx, "outbox", b.locks) })
 	g.Go(func() error { return b.probe(ctx, "idle", b.idle) })
 	began, last := time.Now(), time.Now()
+	var mostTable, mostWAL int64
+	var mostStream uint64
 	var m *maintainer
 	for tick := time.NewTicker(time.Second); ctx.Err() == nil; <-tick.C {
 		turn := &turns[int(time.Since(began)/span)%len(turns)]
@@ -196,6 +198,7 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 		s, err := b.JS.Stream(t.Context(), b.Stream)
 		harness.Must(t, err)
 		state := s.CachedInfo().State
+		mostTable, mostWAL, mostStream = max(mostTable, table), max(mostWAL, wal), max(mostStream, state.Bytes)
 		fmt.Fprintf(csv, "%.0f,%d,%d,%d,%d,%d,%d,%d\n", time.Since(began).Seconds(), b.next.Load(), table,
 			wal, state.Bytes, state.Msgs, size(t, folder), n)
 		if time.Since(last) > span {
@@ -215,7 +218,8 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	verifying := time.Now()
 	t.Log(b.MustRun("archive", "verify"))
 	t.Logf("verified in %v", time.Since(verifying))
-	t.Logf("%.0f events/s for %v", float64(rows)/took.Seconds(), took.Round(time.Second))
+	t.Logf("%.0f events/s for %v; at most: table %d MiB, WAL %d MiB, stream %d MiB", float64(rows)/
+		took.Seconds(), took.Round(time.Second), mostTable>>20, mostWAL>>20, mostStream>>20)
 	for _, c := range []struct {
 		what string
 		all  samples
