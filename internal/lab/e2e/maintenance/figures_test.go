@@ -188,6 +188,7 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 		}
 		if m == nil && *turn != "off" {
 			m = r.maintainBy(kinds[*turn].by, kinds[*turn].settings...)
+			m.says("outflow maintain started") // before that a signal kills it
 		}
 		b.turn.Store(turn)
 		table := harness.Value[int64](t, b.Conn, "SELECT sum(pg_total_relation_size(oid))::bigint "+
