@@ -489,7 +489,8 @@ func TestADetachThatWasCutIsFinalized(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, srv, 1)
 		w.insert(0, 5, true)
-		outboxdb.Eventually(t, "PostgreSQL counts the rows", func() bool { // later it would be watched for more
+		// what is counted later would be watched for more
+		outboxdb.Eventually(t, "PostgreSQL counts the rows", func() bool {
 			return w.Text("SELECT pg_stat_get_tuples_inserted('outbox_0'::regclass)::text") == "5"
 		})
 		within := outboxdb.Within(t)

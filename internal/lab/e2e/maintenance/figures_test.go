@@ -199,7 +199,8 @@ func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 		s, err := b.JS.Stream(t.Context(), b.Stream)
 		harness.Must(t, err)
 		state := s.CachedInfo().State
-		mostTable, mostWAL, mostStream = max(mostTable, table), max(mostWAL, wal), max(mostStream, state.Bytes)
+		mostTable, mostWAL = max(mostTable, table), max(mostWAL, wal)
+		mostStream = max(mostStream, state.Bytes)
 		fmt.Fprintf(csv, "%.0f,%d,%d,%d,%d,%d,%d,%d\n", time.Since(began).Seconds(), b.next.Load(), table,
 			wal, state.Bytes, state.Msgs, size(t, folder), n)
 		if time.Since(last) > span {
