@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
+	"sort"
 	"testing"
 	"time"
 
@@ -19,8 +21,12 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// maximumDelay is cluster.maximum_delay, the least that there is.
+const maximumDelay = 5 * time.Second
+
 // inSharedMode are the settings that switch the take-over on.
-var inSharedMode = []string{"CLUSTER_MODE=shared", "CLUSTER_MAXIMUM_DELAY=5s", "SINK_DURABLE_AFTER=0s"}
+var inSharedMode = []string{"CLUSTER_MODE=shared", fmt.Sprint("CLUSTER_MAXIMUM_DELAY=", maximumDelay),
+	"SINK_DURABLE_AFTER=0s"}
 
 // sharedHome are clusters in the shared mode, each of the others with an outflow for the first one's stream.
 type sharedHome struct {
@@ -28,6 +34,7 @@ type sharedHome struct {
 	natsURL string
 	all     []*cluster
 	home    *cluster
+	rows    map[int]*faultproxy.Proxy // the way of the home's rows, by the place of the cluster that takes them
 	others  []*harness.Outflow
 	reader  *oracle.Reader
 }
@@ -35,7 +42,7 @@ type sharedHome struct {
 func newSharedHome(t *testing.T, major, n int) *sharedHome {
 	t.Helper()
 	s := &sharedHome{T: t, natsURL: natstest.Server(t, natsserver.Options{SyncAlways: true}).URL()}
-	s.all, _ = mesh(t, major, n, s.natsURL, inSharedMode...)
+	s.all, s.rows = mesh(t, major, n, s.natsURL, inSharedMode...)
 	s.home = s.all[0]
 	harness.Must(t, oracle.CreateSlot(t.Context(), s.home.conn, "judge"))
 	s.reader = oracle.NewReader(oracle.Source{Slot: "judge", Control: "public.outflow_control"})
@@ -104,6 +111,21 @@ func (s *sharedHome) awaitReplicated(at int) {
 	})
 }
 
+// awaitMore waits until something more is published.
+func (s *sharedHome) awaitMore() {
+	s.Helper()
+	stream, err := harness.JetStream(s, s.natsURL).Stream(s.Context(), s.home.o.Stream)
+	harness.Must(s, err)
+	before := stream.CachedInfo().State.LastSeq
+	harness.Eventually(s, "more is published", func() error {
+		info, err := stream.Info(s.Context())
+		if err == nil && info.State.LastSeq == before {
+			err = fmt.Errorf("%d messages", before)
+		}
+		return err
+	})
+}
+
 // mustBeTheHomes judges the stream by the home's WAL and the stream's cuts, when all is published.
 func (s *sharedHome) mustBeTheHomes() (cuts int) {
 	s.Helper()
@@ -163,9 +185,12 @@ func (s *sharedHome) awaitStored(n int) {
 	})
 }
 
-// fault makes an outflow silent in one of four ways: a kill; one with its database's server, if there is one;
-// a sleep, while what it sent before onTheirWay returned is on its way to NATS, where it arrives before it
-// wakes up; a link to NATS that is cut. It returns what ends that.
+// faults are those of fault.
+var faults = []string{"kill", "server", "database", "sleep", "stop", "cut"}
+
+// fault makes an outflow silent: it is killed, alone or with its database's server; that server is killed;
+// it stands still, and with sleep what it sent before onTheirWay returned is on its way to NATS, where it
+// arrives before it goes on; its link to NATS is cut. It returns what ends that.
 func (s *sharedHome) fault(kind string, o *harness.Outflow, link *faultproxy.Proxy, pg *pgserver.Server,
 	onTheirWay func(),
 ) (end func()) {
@@ -174,16 +199,22 @@ func (s *sharedHome) fault(kind string, o *harness.Outflow, link *faultproxy.Pro
 	case "kill":
 		o.Kill()
 		return o.Start
-	case "server":
-		o.Kill()
+	case "server", "database":
+		if kind == "server" {
+			o.Kill()
+		}
 		harness.Must(s, pg.Kill())
 		return func() {
 			harness.Must(s, pg.Start(s.Context()))
-			o.Start()
+			if kind == "server" {
+				o.Start()
+			}
 		}
-	case "sleep":
-		link.Mute(faultproxy.ToServer, true)
-		onTheirWay()
+	case "sleep", "stop":
+		if kind == "sleep" {
+			link.Mute(faultproxy.ToServer, true)
+			onTheirWay()
+		}
 		harness.Must(s, o.Process.Pause())
 		return func() {
 			link.Heal()
@@ -196,10 +227,35 @@ func (s *sharedHome) fault(kind string, o *harness.Outflow, link *faultproxy.Pro
 	}
 }
 
-// TestAnotherClusterTakesOverTheStream: whenever the home, or its outflow alone, is killed, sleeps or can't
-// reach NATS, another cluster goes on with its stream; whoever has it fails as well, and a third one goes on
-// or it comes back; the home takes it back. In the end the stream is what the rules make of the home's WAL
-// and the cuts: nothing is missing, twice or out of order.
+// silence is the time from a failure of the home to its end, or to that of whoever has taken over.
+type silence struct{ from, to time.Time }
+
+// logTakeOvers says when the first message behind each failure was stored, less the time for which an owner
+// may be silent. An owner has given a sign of life in the last quarter of that, so what is stored in the first
+// half was on its way.
+func (s *sharedHome) logTakeOvers(all []silence) {
+	s.Helper()
+	var after []time.Duration
+	messages := harness.Messages(s, harness.JetStream(s, s.natsURL), s.home.o.Stream)
+	for _, in := range all {
+		early := in.from.Add(maximumDelay / 2)
+		at := sort.Search(len(messages), func(i int) bool { return messages[i].Stored.After(early) })
+		if at < len(messages) && messages[at].Stored.Before(in.to) {
+			after = append(after, messages[at].Stored.Sub(in.from)-maximumDelay)
+		}
+	}
+	if slices.Sort(after); len(after) > 0 {
+		s.Logf("first message behind maximum_delay, of %d of %d failures: median %v, maximum %v", len(after),
+			len(all), after[len(after)/2].Round(time.Millisecond),
+			after[len(after)-1].Round(time.Millisecond))
+	}
+}
+
+// TestAnotherClusterTakesOverTheStream: whenever the home, its outflow or its server alone is killed, stands
+// still or can't reach NATS, another cluster goes on with its stream, be its rows late or not; whoever has it
+// fails as well, and a third one goes on or it comes back; the home takes it back, or is there again while it
+// is being suspected. In the end the stream is what the rules make of the home's WAL and the cuts: nothing is
+// missing, twice or out of order.
 func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
@@ -229,48 +285,79 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 				o.Start()
 				o.AwaitState("standby")
 			}
-			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(60, 4))
-			const perRound = 120
-			load := harness.StartLoad(t, s.home.url, harness.RecordedOps(t, rounds*perRound), 4, 60, seed)
-			faults := []string{"kill", "server", "sleep", "cut"}
-			first := rnd.IntN(len(faults)) // each has its turn
-			for round := range rounds {
+			load := harness.StartEndlessLoad(t, s.home.url, harness.RecordedOps(t, 10_000), 4, 30, seed)
+			more := func(n int64) {
+				t.Helper()
+				n += load.Written.Load()
 				harness.Eventually(t, "the load goes on", func() error {
-					if n := load.Written.Load(); n < int64(round*perRound+perRound/2) {
-						return fmt.Errorf("%d written", n)
+					if is := load.Written.Load(); is < n {
+						return fmt.Errorf("%d written", is)
 					}
 					return nil
 				})
-				kind := faults[(first+round)%len(faults)]
-				t.Logf("round %d: the home: %s", round, kind)
-				end := s.fault(kind, s.home.o, links[1], s.home.pg, func() {
-					harness.Eventually(t, "some is on its way", func() error {
-						if n := load.Written.Load(); n < int64(round*perRound+perRound/2+20) {
-							return fmt.Errorf("%d written", n)
-						}
-						return nil
-					})
-				})
-				by := s.awaitOwner("taken over", others)
-				if rnd.IntN(2) == 0 { // whoever has it comes back, or another one takes it
-					kind := []string{"kill", "sleep", "cut"}[rnd.IntN(3)]
-					t.Logf("round %d: cluster %d: %s", round, by, kind)
-					back := s.fault(kind, others[by], links[by], nil, func() {})
-					if rnd.IntN(2) == 0 {
-						third := maps.Clone(others)
-						delete(third, by)
-						s.awaitOwner("a third one goes on", third)
-					} else {
-						time.Sleep(time.Duration(rnd.IntN(int(2 * time.Second))))
-					}
-					back()
-					by = s.awaitOwner("after a fault of the owner", others)
+			}
+			var silent []silence
+			var taken float64              // the newest epoch of another one that is known
+			epochs := 1                    // at least
+			first := rnd.IntN(len(faults)) // each has its turn
+			for round := range harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(60, 4)) {
+				more(int64(rnd.IntN(40)))
+				late := s.rows[1+rnd.IntN(4)] // half of the time one of the others does not get the rows
+				if late != nil {
+					late.Refuse(true)
+					late.Cut()
 				}
-				if kind == "server" {
-					s.awaitReplicated(by)
+				kind := faults[(first+round)%len(faults)]
+				t.Logf("round %d: the home: %s, late: %v", round, kind, late != nil)
+				failed := time.Now()
+				end := s.fault(kind, s.home.o, links[1], s.home.pg, func() { more(20) })
+				if rnd.IntN(4) == 0 { // it is there again at about the time when it is suspected
+					time.Sleep(maximumDelay/2 + time.Duration(rnd.Int64N(int64(maximumDelay))))
+				} else {
+					by := s.awaitOwner("taken over", others)
+					epochs += 2
+					if late != nil && kind != "server" {
+						late.Heal()
+					}
+					if rnd.IntN(3) == 0 { // whoever has it comes back, or another one takes it
+						again := faults[rnd.IntN(len(faults))]
+						t.Logf("round %d: cluster %d: %s", round, by, again)
+						silent = append(silent, silence{failed, time.Now()})
+						failed = time.Now()
+						back := s.fault(again, others[by], links[by], s.all[by-1].pg, func() {})
+						if rnd.IntN(2) == 0 {
+							third := maps.Clone(others)
+							delete(third, by)
+							s.awaitOwner("a third one goes on", third)
+							epochs++
+						} else {
+							time.Sleep(time.Duration(rnd.Int64N(int64(2 * time.Second))))
+							failed = time.Time{}
+						}
+						back()
+						by = s.awaitOwner("after a fault of the owner", others)
+					}
+					if kind == "server" || kind == "database" {
+						s.awaitReplicated(by)
+					} else {
+						s.awaitMore()
+					}
+					taken, _ = others[by].Series("outflow_cluster_epoch")
+					if !failed.IsZero() {
+						silent = append(silent, silence{failed, time.Now()})
+					}
 				}
 				end()
-				s.awaitOwner("the home is back", home)
+				if late != nil {
+					late.Heal()
+				}
+				harness.Eventually(t, "the home is back", func() error {
+					epoch, _ := s.home.o.Series("outflow_cluster_epoch")
+					if n := owner(s.home.o); n != 1 || epoch <= taken {
+						return fmt.Errorf("cluster %d, epoch %v", n, epoch)
+					}
+					return nil
+				})
 				for _, o := range s.others {
 					harness.Eventually(t, "the others stand by", func() error {
 						if n := owner(o); n != 1 {
@@ -280,12 +367,14 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 					})
 				}
 			}
+			load.Ending.Store(true)
 			load.Wait(t)
 			cuts := s.mustBeTheHomes()
 			epoch, _ := s.home.o.Series("outflow_cluster_epoch")
 			t.Logf("%v take-overs, %d cuts", epoch-1, cuts)
-			if epoch < float64(1+2*rounds) {
-				t.Errorf("epoch %v after %d rounds", epoch, rounds)
+			s.logTakeOvers(silent)
+			if epoch < float64(epochs) {
+				t.Errorf("epoch %v, want %d at least", epoch, epochs)
 			}
 		})
 	}
