@@ -227,26 +227,39 @@ func (s *sharedHome) fault(kind string, o *harness.Outflow, link *faultproxy.Pro
 	}
 }
 
-// silence is the time from a failure of the home to its end, or to that of whoever has taken over.
-type silence struct{ from, to time.Time }
+// silence is from a failure of the owner to the next one, or the home's return.
+type silence struct {
+	from, taken, to time.Time
+	gone            bool // so is the home's database: no more rows come
+}
 
-// logTakeOvers says when the first message behind each failure was stored, less the time for which an owner
-// may be silent. An owner has given a sign of life in the last quarter of that, so what is stored in the first
+// logTakeOvers says how long the next owner and its first message took, less the time for which an owner may
+// be silent. That one has given a sign of life in the last quarter of that, so what is stored in the first
 // half was on its way.
 func (s *sharedHome) logTakeOvers(all []silence) {
 	s.Helper()
-	var after []time.Duration
+	after := map[string][]time.Duration{}
+	add := func(what string, at, from time.Time) {
+		after[what] = append(after[what], at.Sub(from)-maximumDelay)
+	}
 	messages := harness.Messages(s, harness.JetStream(s, s.natsURL), s.home.o.Stream)
 	for _, in := range all {
+		add("owner", in.taken, in.from)
 		early := in.from.Add(maximumDelay / 2)
 		at := sort.Search(len(messages), func(i int) bool { return messages[i].Stored.After(early) })
-		if at < len(messages) && messages[at].Stored.Before(in.to) {
-			after = append(after, messages[at].Stored.Sub(in.from)-maximumDelay)
+		if at == len(messages) || messages[at].Stored.After(in.to) {
+			continue
 		}
+		what := "message"
+		if in.gone {
+			what = "message of what was replicated"
+		}
+		add(what, messages[at].Stored, in.from)
 	}
-	if slices.Sort(after); len(after) > 0 {
-		s.Logf("first message behind maximum_delay, of %d of %d failures: median %v, maximum %v", len(after),
-			len(all), after[len(after)/2].Round(time.Millisecond),
+	for what, after := range after {
+		slices.Sort(after)
+		s.Logf("first %s behind maximum_delay: %d, median %v, maximum %v", what, len(after),
+			after[len(after)/2].Round(time.Millisecond),
 			after[len(after)-1].Round(time.Millisecond))
 	}
 }
@@ -309,12 +322,13 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 				}
 				kind := faults[(first+round)%len(faults)]
 				t.Logf("round %d: the home: %s, late: %v", round, kind, late != nil)
-				failed := time.Now()
+				in := silence{from: time.Now(), gone: kind == "server" || kind == "database"}
 				end := s.fault(kind, s.home.o, links[1], s.home.pg, func() { more(20) })
 				if rnd.IntN(4) == 0 { // it is there again at about the time when it is suspected
 					time.Sleep(maximumDelay/2 + time.Duration(rnd.Int64N(int64(maximumDelay))))
 				} else {
 					by := s.awaitOwner("taken over", others)
+					in.taken = time.Now()
 					epochs += 2
 					if late != nil && kind != "server" {
 						late.Heal()
@@ -322,29 +336,31 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 					if rnd.IntN(3) == 0 { // whoever has it comes back, or another one takes it
 						again := faults[rnd.IntN(len(faults))]
 						t.Logf("round %d: cluster %d: %s", round, by, again)
-						silent = append(silent, silence{failed, time.Now()})
-						failed = time.Now()
+						in.to = time.Now()
+						silent = append(silent, in)
+						in.from = in.to
 						back := s.fault(again, others[by], links[by], s.all[by-1].pg, func() {})
 						if rnd.IntN(2) == 0 {
 							third := maps.Clone(others)
 							delete(third, by)
 							s.awaitOwner("a third one goes on", third)
+							in.taken = time.Now()
 							epochs++
 						} else {
 							time.Sleep(time.Duration(rnd.Int64N(int64(2 * time.Second))))
-							failed = time.Time{}
+							in.from = time.Time{}
 						}
 						back()
 						by = s.awaitOwner("after a fault of the owner", others)
 					}
-					if kind == "server" || kind == "database" {
+					if in.gone {
 						s.awaitReplicated(by)
 					} else {
 						s.awaitMore()
 					}
 					taken, _ = others[by].Series("outflow_cluster_epoch")
-					if !failed.IsZero() {
-						silent = append(silent, silence{failed, time.Now()})
+					if in.to = time.Now(); !in.from.IsZero() {
+						silent = append(silent, in)
 					}
 				}
 				end()
