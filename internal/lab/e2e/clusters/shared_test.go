@@ -36,7 +36,7 @@ type sharedHome struct {
 	records jetstream.KeyValue
 	all     []*cluster
 	home    *cluster
-	rows    map[int]*faultproxy.Proxy // the way of the home's rows, by the place of the cluster that takes them
+	rows    map[int]*faultproxy.Proxy // the way of its rows, by the place of the cluster that takes them
 	others  []*harness.Outflow
 	reader  *oracle.Reader
 }
