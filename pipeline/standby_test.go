@@ -273,9 +273,8 @@ func TestWhoStandsByFindsWhatWasSkipped(t *testing.T) {
 	})
 }
 
-// TestWhoHasNoPlaceStandsBy: a cluster that starts while the home is repaired, or before the home's record has
-// a place that is known there, stands by without a word, for as long as that takes, and takes over when it
-// can.
+// TestWhoHasNoPlaceStandsBy: a cluster that starts while the home is repaired, or before the home's record
+// has a place that is known there, stands by, for as long as that takes, and takes over when it can.
 func TestWhoHasNoPlaceStandsBy(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(rec *checkpoint.Record){
@@ -320,7 +319,7 @@ func TestWhoHasNoPlaceStandsBy(t *testing.T) {
 					}
 				}
 				s.owns("nobody takes it", 1, 1)
-				land(func(rec *checkpoint.Record) { rec.Owner = 2 }) // it has the stream itself: that is a fault
+				land(func(rec *checkpoint.Record) { rec.Owner = 2 }) // itself: that is a fault
 				time.Sleep(time.Minute)
 				if st := s.procs[1].p.Status(); st.State != StateWaiting {
 					t.Errorf("as the owner it is %s: %+v", st.State, st)
