@@ -142,8 +142,10 @@ func (s *Session) connect(ctx context.Context) (err error) {
 func (s *Session) handshake(ctx context.Context) error {
 	// A standby has the same system identifier as its primary; only the start time tells them apart.
 	const who = "SELECT pg_postmaster_start_time()::text"
+	// An interval is read as the setting is shown, such as 1min; pg_settings would make rows of all settings.
 	rows, err := postgres.SimpleQuery(ctx, s.repl, who+`, current_setting('server_version_num'), current_setting('wal_level'),
-		(SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'), pg_is_in_recovery()::text`)
+		(extract(epoch FROM current_setting('wal_sender_timeout')::interval) * 1000)::int::text,
+		pg_is_in_recovery()::text`)
 	if err != nil {
 		return fmt.Errorf("read the server's settings: %w", err)
 	}
