@@ -26,10 +26,10 @@ func (s *session) mayLack(err error) bool {
 }
 
 // findLost reads on for cluster rows alone, up to where the WAL ended when the process took what it knows
-// from the record. A reader records the claims that it finds. A home that made a message which the stream does
-// not have records that it left this one to others, if they have claimed it, up to where the first claim of it
-// goes: there may be another one behind it, and then the stream differs once more. Then the session begins
-// again, and the stream decides.
+// from the record. A reader records the claims that it finds. A home that made a message which the stream
+// does not have records that it left this one to others, if they have claimed it, up to where the first claim
+// of it goes: there may be another one behind it, and then the stream differs once more. Then the session
+// begins again, and the stream decides.
 func (s *session) findLost(ctx context.Context, cause error) error {
 	made, rows := s.out.header, s.clusters
 	s.buffer.Discard()
