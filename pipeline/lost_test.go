@@ -42,8 +42,8 @@ func (c *isle) leaves(n, hello int) *process {
 }
 
 // TestAHomeFindsAgainWhatItLeft: the broker loses what the record has of it, and keeps what was published
-// behind it. A process that lives on and one that starts find out from the WAL, also where others have claimed
-// more than once, and more was published than can have been in flight.
+// behind it. A process that lives on and one that starts find out from the WAL, also where others have
+// claimed more than once, and more was published than can have been in flight.
 func TestAHomeFindsAgainWhatItLeft(t *testing.T) {
 	for name, test := range map[string]struct {
 		lost func(*checkpoint.Record) bool // the oldest revision that is
@@ -60,7 +60,8 @@ func TestAHomeFindsAgainWhatItLeft(t *testing.T) {
 			pr.kill()
 			c.pg.delay = 300 * time.Millisecond
 			pr = c.run(options{islands: &c.cfg})
-			c.until(time.Minute, "it compares", func() bool { return pr.p.Status().State == StateComparing })
+			comparing := func() bool { return pr.p.Status().State == StateComparing }
+			c.until(time.Minute, "it compares", comparing)
 			c.js.down = time.Now().Add(10 * time.Second)
 			pr.broker().cut(true)
 			c.echoes(c.greets(4))
@@ -118,7 +119,8 @@ func TestARecordHasAgainTheHelloThatItLost(t *testing.T) {
 	})
 }
 
-// TestAHomeThatCannotKnowWhatItLeftRecordsNothing: it ends with the difference, and leaves the record as it is.
+// TestAHomeThatCannotKnowWhatItLeftRecordsNothing: it ends with the difference, and leaves the record as it
+// is.
 func TestAHomeThatCannotKnowWhatItLeftRecordsNothing(t *testing.T) {
 	for name, changes := range map[string]func(c *isle){
 		"the first difference was not read": func(c *isle) {
