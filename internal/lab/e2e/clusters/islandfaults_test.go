@@ -133,7 +133,7 @@ func (s *failing) sober(kinds []string, deaf bool) {
 		}
 	}
 	s.Logf("%s", strings.Join(s.broken, ", "))
-	for begun := time.Now(); time.Since(begun) < 4*islandsDelay; time.Sleep(400 * time.Millisecond) {
+	for begun := time.Now(); time.Since(begun) < 4*maximumDelay; time.Sleep(400 * time.Millisecond) {
 		if !slices.ContainsFunc(s.silent, func(home int) bool { return s.claimed(home) == before[home] }) {
 			break
 		}
@@ -168,7 +168,7 @@ func (s *failing) wild(kinds []string) {
 	s.Helper()
 	s.broken, s.mend, s.heal, s.silent = nil, nil, nil, nil
 	pause := func() {
-		longest := []time.Duration{time.Second, islandsDelay / 2, 3 * islandsDelay}[s.rnd.IntN(3)]
+		longest := []time.Duration{time.Second, maximumDelay / 2, 3 * maximumDelay}[s.rnd.IntN(3)]
 		time.Sleep(time.Duration(s.rnd.Int64N(int64(longest))))
 	}
 	for range 1 + s.rnd.IntN(4) {

@@ -83,12 +83,9 @@ func (s *islands) mode(at int) []string {
 			subscriptions = append(subscriptions, fmt.Sprintf("%d=from_%d", k+1, k+1))
 		}
 	}
-	return []string{"CLUSTER_MODE=islands", "CLUSTER_MAXIMUM_DELAY=" + islandsDelay.String(),
+	return []string{"CLUSTER_MODE=islands", "CLUSTER_MAXIMUM_DELAY=" + maximumDelay.String(),
 		"CLUSTER_SUBSCRIPTIONS=" + strings.Join(subscriptions, ",")}
 }
-
-// islandsDelay is the least that is possible.
-const islandsDelay = 5 * time.Second
 
 // switchOn switches it on for all outflows, and starts them.
 func (s *islands) switchOn() {
@@ -275,7 +272,7 @@ func (s *islands) known(c *claimed, own []saidRow, home int) time.Time {
 		if r.By != home+1 || r.Home != 0 {
 			continue
 		}
-		if r.Kind == relay.Yield || r.at.Sub(last) >= islandsDelay/2 {
+		if r.Kind == relay.Yield || r.at.Sub(last) >= maximumDelay/2 {
 			silent = r.at
 		}
 		last = r.at

@@ -36,7 +36,7 @@ type sharedHome struct {
 	records jetstream.KeyValue
 	all     []*cluster
 	home    *cluster
-	rows    map[int]*faultproxy.Proxy // the way of its rows, by the place of the cluster that takes them
+	links   map[link]*faultproxy.Proxy
 	others  []*harness.Outflow
 	reader  *oracle.Reader
 }
@@ -44,7 +44,7 @@ type sharedHome struct {
 func newSharedHome(t *testing.T, major, n int) *sharedHome {
 	t.Helper()
 	s := &sharedHome{T: t, natsURL: natstest.Server(t, natsserver.Options{SyncAlways: true}).URL()}
-	s.all, s.rows = mesh(t, major, n, s.natsURL, inSharedMode...)
+	s.all, s.links = mesh(t, major, n, s.natsURL, inSharedMode...)
 	s.home = s.all[0]
 	harness.Must(t, oracle.CreateSlot(t.Context(), s.home.conn, "judge"))
 	s.reader = oracle.NewReader(oracle.Source{Slot: "judge", Control: "public.outflow_control"})
@@ -341,7 +341,7 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 			first := rnd.IntN(len(faults)) // each has its turn
 			for round := range harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(60, 4)) {
 				more(int64(rnd.IntN(40)))
-				late := s.rows[1+rnd.IntN(4)] // half of the time one of the others does not get the rows
+				late := s.links[link{0, 1 + rnd.IntN(4)}] // half of the time one of the others does not get the rows
 				if late != nil {
 					late.Refuse(true)
 					late.Cut()
