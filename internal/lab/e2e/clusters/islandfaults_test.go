@@ -212,7 +212,10 @@ func TestIslandsSurviveWhatFails(t *testing.T) {
 			var loads []*harness.Load
 			for home, of := range s.of {
 				of[home].AwaitReady()
-				loads = append(loads, s.load(home, 1, 20, seed+uint64(home)))
+				loads = append(loads, s.load(home, 1, 12, seed+uint64(home)))
+			}
+			for home, of := range s.of { // before it has said anything of them nobody claims
+				harness.AwaitMessages(t, s.js[home], of[home].Stream, 20)
 			}
 			kinds := []string{"nats dies", "nats hangs", "link", "homes die", "outflow dies"}
 			s.rnd.Shuffle(len(kinds), func(i, k int) { kinds[i], kinds[k] = kinds[k], kinds[i] })
