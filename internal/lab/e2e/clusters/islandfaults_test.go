@@ -133,7 +133,7 @@ func (s *failing) sober(kinds []string, deaf bool) {
 		}
 	}
 	s.Logf("%s", strings.Join(s.broken, ", "))
-	for begun := time.Now(); time.Since(begun) < 4*maximumDelay; time.Sleep(400 * time.Millisecond) {
+	for begun := time.Now(); time.Since(begun) < 3*maximumDelay; time.Sleep(400 * time.Millisecond) {
 		if !slices.ContainsFunc(s.silent, func(home int) bool { return s.claimed(home) == before[home] }) {
 			break
 		}

@@ -341,7 +341,8 @@ func TestAnotherClusterTakesOverTheStream(t *testing.T) {
 			first := rnd.IntN(len(faults)) // each has its turn
 			for round := range harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(60, 4)) {
 				more(int64(rnd.IntN(40)))
-				late := s.links[link{0, 1 + rnd.IntN(4)}] // half of the time one of the others does not get the rows
+				// half of the time one of the others does not get the rows
+				late := s.links[link{0, 1 + rnd.IntN(4)}]
 				if late != nil {
 					late.Refuse(true)
 					late.Cut()
