@@ -72,7 +72,8 @@ type JetStream interface {
 	// stored before.
 	Watch(ctx context.Context) error
 	// Stored reads the messages above one sequence and up to another, of these the last ones that can have
-	// been in flight together; with more, as many as memory and time allow. What can't be read is left out.
+	// been in flight together; with more, also those before, unless they are too many or it takes too long.
+	// What can't be read is left out.
 	Stored(ctx context.Context, above, upTo uint64, more bool) ([]relay.Stored, error)
 	// Recent reads the counters of the newest n messages of ours above one sequence and up to another, newest
 	// first; of one that has none, the Span is 0. There are fewer only where the stream has fewer.

@@ -43,10 +43,11 @@ func newIsland(cfg *claim.Config) *island {
 }
 
 // begin begins a session. It is a start for [claim.Home] unless the others have had a sign of life just now.
-// It goes on from what the process knows, unless the broker has lost some of the record, or the process has
-// not compared the stream yet: whoever finds a difference has to know no more than what was read up to there.
+// It goes on from what the process knows, unless the record is another one than the process has left, which
+// the broker has lost or another process has written; or may lack something: whoever finds a difference then
+// has to know no more than what was read up to there.
 func (i *island) begin(r *checkpoint.Readings) {
-	if !i.speaks || r.Revision < i.revision {
+	if i.lacks > 0 || r.Revision != i.revision {
 		*i = island{rowsRead: rowsRead{cfg: i.cfg, begun: i.begun, lacks: r.Server.WALEnd}}
 		i.Home = claim.NewHome(i.cfg)
 		if kept := r.Record.Heard; kept != nil {
@@ -105,7 +106,7 @@ func (i *island) take(r *decoder.Result) {
 // mayPublish asks for a message that is not in the stream. An error ends the session, or lets it listen.
 func (s *session) mayPublish(ctx context.Context, h *outbox.Header, now time.Time) (bool, error) {
 	i := s.island
-	verdict := i.May(h.Pos.LSN)
+	verdict := i.May(h.Due, h.Pos.LSN)
 	switch {
 	case verdict == claim.Wait:
 		return false, errWait

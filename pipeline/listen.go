@@ -48,7 +48,7 @@ func (s *session) listen(ctx context.Context, cause error) error {
 				return err
 			}
 		}
-		waits := s.island != nil && s.island.May(0) == claim.Wait
+		waits := s.island != nil && s.island.May(0, 0) == claim.Wait
 		if !s.clusters.lost && !waits && !s.questions.busy {
 			return errListened
 		}

@@ -39,7 +39,7 @@ func (s *session) findLost(ctx context.Context, cause error) error {
 	defer s.p.health.busy(false)
 	s.log.Warn("the stream differs: reading on for what the record may lack", reason(cause)...)
 	for read := max(s.in.end(), rows.read); ; read = max(read, rows.read) {
-		if s.island != nil && s.island.Claimed(made.Pos.LSN) && !s.publishedBefore(&made) {
+		if s.island != nil && s.island.Claimed(made.Due, made.Pos.LSN) && !s.publishedBefore(&made) {
 			if err := s.leave(ctx, &made); err != nil {
 				return err
 			}

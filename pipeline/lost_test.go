@@ -153,3 +153,81 @@ func TestAHomeThatCannotKnowWhatItLeftRecordsNothing(t *testing.T) {
 		})
 	}
 }
+
+// takesOver lets the second process of a slot take it from the first one, which stands by from then on.
+func (w *harness) takesOver(first, second *process) {
+	w.t.Helper()
+	is := func(pr *process, s State) func() bool { return func() bool { return pr.p.Status().State == s } }
+	w.until(time.Minute, "the second one stands by", is(second, StateStandby))
+	w.until(time.Minute, "the second one has it", func() bool { // or the first one again: the first to ask
+		if is(first, StateRunning)() {
+			first.postgres().cut(true)
+		}
+		w.sleep(300 * time.Millisecond)
+		return is(second, StateRunning)()
+	})
+	w.until(time.Minute, "the first one stands by", is(first, StateStandby))
+}
+
+// TestWhoStoodByKnowsNoMoreThanTheRecord: a process that had the slot before another one goes on as one that
+// starts does. It finds what the record has lost of what the other one left, and says no hello without need.
+func TestWhoStoodByKnowsNoMoreThanTheRecord(t *testing.T) {
+	oneHome(t, 20*time.Millisecond, func(t *testing.T, c *isle) {
+		first := c.publishing()
+		c.sleep(2 * time.Second)
+		second := c.run(options{islands: &c.cfg})
+		c.takesOver(first, second)
+		for range 10 { // the record goes on
+			c.write(1)
+			c.sleep(time.Second)
+		}
+		c.write(1)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		there := len(c.js.messages)
+		c.write(1)
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == there+1 })
+		c.left = c.record().Left
+		second.kill()
+		c.loses(hasLeft)
+		c.write(1)
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == there+2 })
+		c.wantSameStream()
+		if n := c.wrote(relay.Hello); n != 1 || len(c.left) != 1 {
+			t.Errorf("%d hellos, %v is left", n, c.left)
+		}
+	})
+}
+
+// TestWhatWasSaidIsNotLeftBehindAnEventFromBeyondIt: a window may take an event from beyond its due, and have
+// it first. Where the broker loses a window that was said to be published, and others have claimed from there
+// on, they have claimed that event, and not those behind it.
+func TestWhatWasSaidIsNotLeftBehindAnEventFromBeyondIt(t *testing.T) {
+	oneHome(t, 5*time.Second, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.sleep(10 * time.Second)
+		there := len(c.js.messages)
+		c.insert("d", "a:000100")
+		due := c.pg.end
+		c.sleep(4 * time.Second)
+		c.insert("d", "a:000050")
+		beyond := c.pg.end
+		c.sleep(2 * time.Second)
+		c.insert("d", "a:000200")
+		c.until(time.Second, "the window", func() bool { return len(c.js.messages) == there+2 })
+		if h := c.js.messages[there].header; h.Due != due || h.Pos.LSN != beyond {
+			t.Fatalf("the window begins with %v", &h)
+		}
+		c.until(3*time.Second, "said", func() bool {
+			written := c.pg.rows.written
+			return written[len(written)-1].To == due
+		})
+		c.procs[0].kill()
+		c.js.messages = c.js.messages[:there]
+		c.sleep(2 * c.cfg.Delay)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, From: due, To: beyond})
+		c.run(options{islands: &c.cfg})
+		c.echoes(c.greets(2))
+		c.published()
+		c.wantSameStream()
+	})
+}

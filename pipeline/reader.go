@@ -41,10 +41,10 @@ type reader struct {
 	walEnd outbox.LSN // what it has answered; 0: nothing yet
 }
 
-// readerFrom returns the reader at the begin of a session. What a process knows outlives sessions, but for
-// what the broker has lost of the record.
+// readerFrom returns the reader at the begin of a session. What a process knows outlives sessions, unless the
+// record is another one than it has left: the broker has lost some, or another process has read more.
 func (p *Pipeline) readerFrom(cfg *decoder.Config, r *checkpoint.Readings) *reader {
-	if p.reader == nil || r.Revision < p.reader.revision {
+	if p.reader == nil || r.Revision != p.reader.revision {
 		home := cfg.Clusters[cfg.Origin]
 		rd := &reader{rowsRead: rowsRead{cfg: *p.cfg.Islands, begun: time.Now()}, home: home,
 			claims: p.metrics.claims, publishes: len(r.Record.Claimed) > 0}

@@ -531,3 +531,29 @@ func TestAReaderClaimsNothingThatMayLieBeforeItsSlot(t *testing.T) {
 		r.has(2)
 	})
 }
+
+// TestAReaderThatStoodByKnowsWhatTheOtherHasRead: of two processes for a slot the first one goes on where the
+// second one was. It claims with the hello that this one has echoed: by an older one nobody else would count
+// the claim.
+func TestAReaderThatStoodByKnowsWhatTheOtherHasRead(t *testing.T) {
+	oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+		r.reads()
+		first := r.pr
+		second := r.run(options{islands: &r.at.cfg, open: func(c *Conns) { c.Writer = &writer{r.write} }})
+		r.takesOver(first, second)
+		r.greets(2)
+		r.until(time.Minute, "an echo", func() bool { return r.rows(relay.Echo) == 2 })
+		for range 20 { // beyond the hello
+			r.signs(r.commits(3))
+			r.sleep(time.Second)
+		}
+		second.kill()
+		r.until(time.Minute, "taken", func() bool { return first.p.Status().State == StateRunning })
+		r.signs(r.commits(1))
+		r.commits(2)
+		r.claims(1)
+		if row := r.pg.rows.written[len(r.pg.rows.written)-1]; row.Kind != relay.Claim || row.Hello != 2 {
+			t.Errorf("%v", row.Content())
+		}
+	})
+}

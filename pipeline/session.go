@@ -175,7 +175,7 @@ func (s *session) run(ctx context.Context) error {
 // readTail reads what the messages that are made again are compared with.
 func (s *session) readTail(ctx context.Context) error {
 	above, upTo := s.check.Compares()
-	all, err := stored(ctx, s.conns.JetStream, above, upTo, s.island != nil && !s.island.speaks)
+	all, err := stored(ctx, s.conns.JetStream, above, upTo, s.island != nil && s.island.lacks > 0)
 	if err != nil {
 		return ofJetStream(err)
 	}

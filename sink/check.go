@@ -60,11 +60,20 @@ func (c *Conn) CheckMaxAge(durableAfter time.Duration) error {
 // Stored reads, through the leader, the messages of sequences above one and up to another, but only the last
 // of them: as many as can have been in flight beside the one at upTo. If a message of ours was refused
 // because of a foreign one, and those behind it were stored, the foreign one is among them. What can't be
-// read is left out. The answer is in ascending order. With more it has those that came before as well, up to
-// 131,072 messages or 64 MiB in all.
+// read is left out. The answer is in ascending order. With more it has what came before those as well, unless
+// that is more than 131,072 messages or 64 MiB, or takes more than ten seconds to read.
 func (c *Conn) Stored(ctx context.Context, above, upTo uint64, more bool) ([]relay.Stored, error) {
-	if more {
-		return c.Last(ctx, above, upTo, 1<<17, 64<<20)
+	all, err := c.Last(ctx, above, upTo, MaxInFlight, MaxInFlightBytes)
+	if err != nil || !more || len(all) == 0 {
+		return all, err
 	}
-	return c.Last(ctx, above, upTo, MaxInFlight, MaxInFlightBytes)
+	limited, cancel := context.WithTimeout(ctx, moreTimeout)
+	defer cancel()
+	before, err := c.Last(limited, above, all[0].Seq-1, 1<<17, 64<<20)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return all, nil
+	}
+	return append(before, all...), err
 }
+
+const moreTimeout = 10 * time.Second

@@ -163,8 +163,8 @@ func TestWhatIsNotReadIsAskedForAgain(t *testing.T) {
 		t.Errorf("yield at %v", got)
 	}
 	h.Row(&relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 7}, 4, 3)
-	if got := kinds(250, 400, relay.Yield); got != nil || h.May(1) != Wait {
-		t.Errorf("yield again at %v; %v", got, h.May(1))
+	if got := kinds(250, 400, relay.Yield); got != nil || h.May(1, 1) != Wait {
+		t.Errorf("yield again at %v; %v", got, h.May(1, 1))
 	}
 }
 
@@ -181,7 +181,7 @@ func TestWhatAHomeHasSaidIsNotLeft(t *testing.T) {
 		h.Row(&row, outbox.LSN(40+lsn), 0)
 	}
 	for lsn, want := range map[outbox.LSN]Verdict{20: Publish, 21: Leave, 30: Leave, 31: Publish} {
-		if got := h.May(lsn); got != want {
+		if got := h.May(lsn, lsn); got != want {
 			t.Errorf("%v: %v, want %v", lsn, got, want)
 		}
 	}
@@ -191,13 +191,21 @@ func TestWhatAHomeHasSaidIsNotLeft(t *testing.T) {
 	h.Row(&relay.ClusterRow{Kind: relay.Published, By: 1, To: 40}, 52, 0)
 	h = HomeFrom(h.cfg, h.State())
 	for lsn, want := range map[outbox.LSN]bool{20: false, 21: true, 35: true, 36: false} {
-		if h.Claimed(lsn) != want {
+		if h.Claimed(lsn, lsn) != want {
 			t.Errorf("%v: claimed is %t", lsn, !want)
 		}
 	}
+	old := h.State()
+	old.From = 0
+	if h := HomeFrom(h.cfg, old); h.Claimed(20, 20) || h.Claimed(35, 35) {
+		t.Error("a record that does not have what was said before a claim: what was said since is left")
+	}
+	if h.Claimed(20, 25) || !h.Claimed(21, 25) {
+		t.Error("an event from beyond a window that was said to be published")
+	}
 	h.Row(&relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 1, From: 35, To: 50}, 53, 0)
 	for lsn, want := range map[outbox.LSN]bool{40: false, 41: true, 50: true, 51: false} {
-		if h.Claimed(lsn) != want {
+		if h.Claimed(lsn, lsn) != want {
 			t.Errorf("%v: claimed is %t after the second silence", lsn, !want)
 		}
 	}
@@ -213,13 +221,13 @@ func TestAnEchoAnswersAHelloThatWasSaid(t *testing.T) {
 	h.Row(&echo, 1, 0)
 	h.Row(&relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 1}, 2, 0)
 	h.Row(&echo, 3, 0)
-	if got := h.May(1); got != Wait {
+	if got := h.May(1, 1); got != Wait {
 		t.Errorf("%v before the hello is answered", got)
 	}
 	h.Row(&relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 1, To: 20}, 4, 0)
 	echo.Hello = 1
 	h.Row(&echo, 5, 0)
-	if got := [...]Verdict{h.May(20), h.May(21)}; got != [...]Verdict{Leave, Publish} {
+	if got := [...]Verdict{h.May(20, 20), h.May(21, 21)}; got != [...]Verdict{Leave, Publish} {
 		t.Errorf("%v up to the claim and behind it", got)
 	}
 	r := NewReader(Config{Self: 2, Count: 2, Delay: 100}, 1)
@@ -242,7 +250,7 @@ func TestANumberThatComesLateIsNotTaken(t *testing.T) {
 	h.Row(&relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 8}, 2, 0)
 	h.Number(9)
 	h.Row(&relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 8}, 3, 0)
-	if got := h.May(1); got != Publish {
+	if got := h.May(1, 1); got != Publish {
 		t.Errorf("%v with an answer to hello 8, which has no number to come", got)
 	}
 	h.Start(3)
@@ -304,14 +312,14 @@ func TestWhoStartsAgainSoonSaysNoHello(t *testing.T) {
 		take(read{sign, 100}, read{hello, 105}, read{echo, 108}, read{sign, 110})
 		take(c.before...)
 		h.Start(lsn + outbox.LSN(c.there))
-		if got := h.May(50); got != Wait {
+		if got := h.May(50, 50); got != Wait {
 			t.Errorf("%s: %v before anything is read", name, got)
 		}
 		take(c.after...)
 		if h.Nameless() {
 			h.Number(9)
 		}
-		if got := h.May(50); got != c.may || h.hello != c.hello {
+		if got := h.May(50, 50); got != c.may || h.hello != c.hello {
 			t.Errorf("%s: %v with hello %d, want %v with %d", name, got, h.hello, c.may, c.hello)
 		}
 	}

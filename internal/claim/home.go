@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -69,7 +70,8 @@ func NewHome(cfg Config) Home { return Home{cfg: cfg, gap: true} }
 // HomeFrom is the home of which state was kept.
 func HomeFrom(cfg Config, s relay.HomeState) Home {
 	h := Home{cfg: cfg, hello: s.Hello, greeted: s.Greeted, waits: s.Waits, yielded: s.Yielded, told: s.Told,
-		claimed: s.Claimed, said: s.Said, from: s.From, signed: s.Signed, gap: s.Gap}
+		claimed: s.Claimed, said: s.Said, signed: s.Signed, gap: s.Gap,
+		from: cmp.Or(s.From, s.Said)} // an earlier build did not keep it
 	copy(h.echoes[1:], s.Echoes)
 	return h
 }
@@ -187,22 +189,24 @@ const (
 	Leave                  // another cluster publishes it
 )
 
-// May says what becomes of the oldest commit that is neither published nor left. What the home had said to
-// be published before others claimed it publishes again where its stream has lost it: they claim none of
-// that.
-func (h *Home) May(lsn outbox.LSN) Verdict {
-	if h.waits || h.yielded || !h.back {
+// May says what becomes of the oldest commit that is neither published nor left, or of an event of one, where
+// a window was closed that takes all commits up to due, and some that end later. What the home had said to be
+// published before others claimed it publishes again where its stream has lost it: they claim none of that.
+func (h *Home) May(due, lsn outbox.LSN) Verdict {
+	switch {
+	case h.waits || h.yielded || !h.back:
 		return Wait
-	}
-	if h.Claimed(lsn) {
+	case h.Claimed(due, lsn):
 		return Leave
 	}
 	return Publish
 }
 
-// Claimed reports whether others have claimed a commit, by the rows that were read. Of several silences it
-// knows the newest: what was claimed in an earlier one it takes for published.
-func (h *Home) Claimed(lsn outbox.LSN) bool { return h.from < lsn && lsn <= h.claimed }
+// Claimed reports whether others have claimed it, and all that comes behind it up to where they have claimed,
+// by the rows that were read. In a window that was said to be published they have not claimed all, even where
+// they have claimed an event that the window takes from beyond its due. Of several silences it knows the
+// newest: what was claimed in an earlier one it takes for published.
+func (h *Home) Claimed(due, lsn outbox.LSN) bool { return h.from < due && lsn <= h.claimed }
 
 // Published says that everything up to there is in the stream or left to others.
 func (h *Home) Published(lsn outbox.LSN) { h.published = max(h.published, lsn) }

@@ -202,7 +202,7 @@ func (w *world) fail(c *cluster, kind string) {
 			p := c.procs[h]
 			for _, lsn := range p.todo[:min(len(p.todo), []int{0, 0, 1, 3}[w.rnd.IntN(4)])] {
 				e := event{h, lsn}
-				if !c.stored[e] && (h != c.id || p.home.May(lsn) == Publish) {
+				if !c.stored[e] && (h != c.id || p.home.May(lsn, lsn) == Publish) {
 					w.publish(c, e)
 				}
 			}
@@ -447,7 +447,7 @@ func (w *world) work(c *cluster, h int, p *process) {
 		e := event{h, lsn}
 		known := c.stored[e] && (w.bent != "unread" || h != c.id) || c.left[e]
 		if !known && h == c.id {
-			switch verdict := p.home.May(lsn); {
+			switch verdict := p.home.May(lsn, lsn); {
 			case verdict == Wait:
 				return
 			case verdict == Publish, w.bent == "leave":
