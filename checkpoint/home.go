@@ -35,8 +35,8 @@ func (c Config) CountDiffers(from, to outbox.LSN, want, have relay.Tally) error 
 // confirmed ([Tracker.Limit]), so there is one for each that the home may go back to.
 func (own *Record) Elsewhere(home *Record) (*Record, error) {
 	fail := func(format string, args ...any) (*Record, error) {
-		return nil, fmt.Errorf("go on with stream %s from the record of slot %s: %w", home.Stream, own.Slot,
-			fmt.Errorf(format, args...))
+		return nil, fmt.Errorf("go on with stream %s from the record of slot %s: %s", home.Stream, own.Slot,
+			fmt.Sprintf(format, args...))
 	}
 	columns := own.Mapping
 	columns.OwnOnly, columns.Subscription = home.Mapping.OwnOnly, ""
@@ -47,9 +47,7 @@ func (own *Record) Elsewhere(home *Record) (*Record, error) {
 		return fail("it has %s, the home's has %s", mappingText(own.Mapping), mappingText(home.Mapping))
 	case home.Hello > 0:
 		return fail("others publish for it into streams of their own")
-	case home.Repairing != "":
-		return fail("the home is being repaired: %w", ErrNoPlace)
-	case own.Stopped != "" || own.Repairing != "" || own.Creating || home.Creating:
+	case own.Stopped != "" || own.Repairing != "" || own.Creating || home.Creating || home.Repairing != "":
 		return fail("one of them is not whole")
 	}
 	r := *own
@@ -67,8 +65,8 @@ func (own *Record) Elsewhere(home *Record) (*Record, error) {
 	r.Owner, r.Epoch, r.Cuts = home.Owner, home.Epoch, cutsFrom(home.Cuts, r.Checkpoints)
 	r.Confirmed = home.Confirmed
 	if len(r.Checkpoints) == 0 {
-		return fail("it knows nothing at or below the home's newest checkpoint, at %v: %w",
-			home.Checkpoints[len(home.Checkpoints)-1].Published(), ErrNoPlace)
+		return fail("it knows nothing at or below the home's newest checkpoint, at %v",
+			home.Checkpoints[len(home.Checkpoints)-1].Published())
 	}
 	return &r, r.validate()
 }

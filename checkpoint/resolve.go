@@ -29,10 +29,6 @@ var ErrStandby = errors.New("standby in recovery: waiting")
 // ErrOwner says that another cluster makes the stream, by the record: it is waited for.
 var ErrOwner = errors.New("another cluster makes the stream")
 
-// ErrNoPlace says that the home's record has no place yet from which this cluster could go on: until it has,
-// there is only to stand by.
-var ErrNoPlace = errors.New("no place in the home's record to go on from")
-
 // Config names what the readings are of, and carries the two settings that decide with them.
 type Config struct {
 	Slot         string

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -271,64 +270,4 @@ func TestWhoStandsByFindsWhatWasSkipped(t *testing.T) {
 		time.Sleep(time.Minute)
 		return s.check(true)
 	})
-}
-
-// TestWhoHasNoPlaceStandsBy: a cluster that starts while the home is repaired, or before the home's record
-// has a place that is known there, stands by, for as long as that takes, and takes over when it can.
-func TestWhoHasNoPlaceStandsBy(t *testing.T) {
-	t.Parallel()
-	for what, change := range map[string]func(rec *checkpoint.Record){
-		"repaired": func(rec *checkpoint.Record) { rec.Repairing, rec.Checkpoints = "slot_missing", nil },
-		"ahead": func(rec *checkpoint.Record) {
-			rec.Checkpoints, rec.Confirmed = rec.Checkpoints[:1], 0
-			rec.Checkpoints[0].Due, rec.Checkpoints[0].Read = 0, 0
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSharing(t, 1, defaults, time.Second)
-				s.spawn(0, 10*time.Second)
-				s.spawn(1, 10*time.Second)
-				s.write(3)
-				time.Sleep(time.Minute)
-				s.procs[0].kill()
-				s.procs[1].kill()
-				land := func(change func(rec *checkpoint.Record)) {
-					s.with(func() {
-						newest, before := s.newest()
-						rec := *newest
-						change(&rec)
-						doc, err := rec.Encode()
-						must.Succeed(t, err)
-						_, err = s.js.land(doc, nil, before)
-						must.Succeed(t, err)
-					})
-				}
-				var whole checkpoint.Record
-				land(func(rec *checkpoint.Record) {
-					whole = *rec
-					rec.Checkpoints = slices.Clone(rec.Checkpoints)
-					change(rec)
-				})
-				s.spawn(1, 10*time.Second)
-				for range 60 {
-					time.Sleep(time.Minute)
-					if st := s.procs[1].p.Status(); st.State != StateStandby {
-						t.Errorf("it is %s: %+v", st.State, st)
-						break
-					}
-				}
-				s.owns("nobody takes it", 1, 1)
-				land(func(rec *checkpoint.Record) { rec.Owner = 2 }) // itself: that is a fault
-				time.Sleep(time.Minute)
-				if st := s.procs[1].p.Status(); st.State != StateWaiting {
-					t.Errorf("as the owner it is %s: %+v", st.State, st)
-				}
-				land(func(rec *checkpoint.Record) { *rec = whole })
-				time.Sleep(time.Minute)
-				s.owns("whole again, and silent", 2, 2)
-				s.stop()
-			})
-		})
-	}
 }

@@ -60,12 +60,8 @@ func (p *Pipeline) runSession(ctx context.Context) (verified bool, err error) {
 	if errors.Is(err, checkpoint.ErrOwner) && p.mayTake(conns, &first) {
 		return false, p.takeEpoch(ctx, conns, first.Revision)
 	}
-	if errors.Is(err, checkpoint.ErrOwner) || errors.Is(err, checkpoint.ErrNoPlace) {
-		ended := p.follow(ctx, conns)
-		if errors.Is(err, checkpoint.ErrNoPlace) && errors.Is(ended, errOwned) {
-			return false, err // nothing changes that soon
-		}
-		return false, ended
+	if errors.Is(err, checkpoint.ErrOwner) {
+		return false, p.follow(ctx, conns)
 	}
 	if err != nil {
 		return false, err
