@@ -1,7 +1,6 @@
 package clusters
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
@@ -49,7 +49,8 @@ func newSharedHome(t *testing.T, major, n int) *sharedHome {
 	harness.Must(t, oracle.CreateSlot(t.Context(), s.home.conn, "judge"))
 	s.reader = oracle.NewReader(oracle.Source{Slot: "judge", Control: "public.outflow_control"})
 	var err error
-	s.records, err = harness.JetStream(t, s.natsURL).KeyValue(t.Context(), "outflow-"+s.home.o.Stream)
+	s.records, err = harness.JetStream(t, s.natsURL).KeyValue(t.Context(),
+		checkpoint.Bucket(s.home.o.Stream))
 	harness.Must(t, err)
 	for at := 1; at < n; at++ {
 		s.others = append(s.others, s.elsewhere(at))
@@ -97,9 +98,11 @@ func (s *sharedHome) record() (owner, epoch int, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	var record struct{ Owner, Epoch int }
-	err = json.Unmarshal(entry.Value(), &record)
-	return record.Owner, record.Epoch, err
+	rec, err := checkpoint.Decode(entry.Value())
+	if err != nil {
+		return 0, 0, err
+	}
+	return rec.Owner, int(rec.Epoch), nil
 }
 
 // awaitRecorded waits until one of the clusters is the owner by the record, and returns which.
