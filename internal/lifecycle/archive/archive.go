@@ -309,14 +309,36 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) erro
 
 // read is Verify with all lines; f nil: the object's hash is enough. Where an erasure has replaced the object
 // since the manifest was read, it reads the one that is there now.
-func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) error) (err error) {
+func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) error) error {
+	return a.newest(ctx, m, func(m *Manifest) error { return a.readAs(ctx, m, f) })
+}
+
+// EventHeaders calls f with the value of the header [outbox.HeaderName] of each of a segment's messages that
+// has one and was not erased. It checks the object's hash: the object was read message by message before its
+// manifest was made. An error of f ends it and is returned.
+func (a *Archive) EventHeaders(ctx context.Context, m *Manifest, f func(value string) error) error {
+	return a.newest(ctx, m, func(m *Manifest) error {
+		return a.object(ctx, m, func(object []byte) error {
+			return scan(ctx, object, func(text []byte) error {
+				value, err := eventHeader(text)
+				if value == "" || err != nil {
+					return err
+				}
+				return stop(f(value))
+			})
+		})
+	})
+}
+
+// newest reads a segment, as it is now.
+func (a *Archive) newest(ctx context.Context, m *Manifest, read func(*Manifest) error) (err error) {
 	if m.abridged {
 		if m, err = a.again(ctx, m); err != nil {
 			return err
 		}
 	}
 	for {
-		err := a.readAs(ctx, m, f)
+		err := read(m)
 		if err == nil || !a.overtaken(ctx, m, err) {
 			return err
 		}
@@ -328,6 +350,26 @@ func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) 
 
 // readAs reads the object that the manifest says.
 func (a *Archive) readAs(ctx context.Context, m *Manifest, f func(*Message, Hash) error) error {
+	return a.object(ctx, m, func(object []byte) error {
+		if f == nil {
+			return nil
+		}
+		return readObject(ctx, object, m, func(msg *Message, h Hash) error { return stop(f(msg, h)) })
+	})
+}
+
+// stopped is an error of whoever reads, which says nothing of the object.
+type stopped struct{ error }
+
+func stop(err error) error {
+	if err != nil {
+		err = stopped{err}
+	}
+	return err
+}
+
+// object calls f with the object that the manifest says, which has its hash. What else f finds is damage.
+func (a *Archive) object(ctx context.Context, m *Manifest, f func([]byte) error) error {
 	name := a.ObjectName(m)
 	object, err := a.store.Read(ctx, name, maxObject)
 	switch {
@@ -340,23 +382,17 @@ func (a *Archive) readAs(ctx context.Context, m *Manifest, f func(*Message, Hash
 	case sha256.Sum256(object) != m.Object:
 		return a.damaged(name, errors.New("it does not have its hash: a bit was flipped, or it was replaced"))
 	}
-	if f == nil {
-		return nil
+	err = f(object)
+	if s, ok := errors.AsType[stopped](err); ok {
+		return s.error
 	}
-	var stop error
-	err = readObject(ctx, object, m, func(msg *Message, h Hash) error {
-		stop = f(msg, h)
-		return stop
-	})
 	switch {
-	case stop != nil:
-		return stop
+	case err == nil:
+		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err != nil:
-		return a.damaged(name, err)
 	}
-	return nil
+	return a.damaged(name, err)
 }
 
 func decompress(object []byte) (*zstd.Decoder, error) {
@@ -374,8 +410,8 @@ func textSize(object []byte) (int64, error) {
 	return io.Copy(io.Discard, io.LimitReader(dec, maxRaw+1))
 }
 
-// readObject reads an object's messages and compares them with the manifest.
-func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message, Hash) error) error {
+// scan calls f with the lines of an object, until it returns an error, which is returned.
+func scan(ctx context.Context, object []byte, f func(text []byte) error) error {
 	dec, err := decompress(object)
 	if err != nil {
 		return err
@@ -383,6 +419,19 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 	defer dec.Close()
 	lines := bufio.NewScanner(dec)
 	lines.Buffer(make([]byte, 0, frameSize), maxLine)
+	for lines.Scan() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := f(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// readObject reads an object's messages and compares them with the manifest.
+func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message, Hash) error) error {
 	var (
 		tree    merkle
 		raw     int64
@@ -390,14 +439,11 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 		missing = m.Missing
 		last    Hash
 	)
-	for lines.Scan() {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if raw += int64(len(lines.Bytes())) + 1; raw > m.Raw {
+	if err := scan(ctx, object, func(text []byte) error {
+		if raw += int64(len(text)) + 1; raw > m.Raw {
 			return fmt.Errorf("it has more than %d bytes of lines", m.Raw)
 		}
-		msg, h, err := parseLine(lines.Bytes())
+		msg, h, err := parseLine(text)
 		if err != nil {
 			return err
 		}
@@ -412,11 +458,8 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 		}
 		tree.add(h)
 		next, last = next+1, h
-		if err := f(msg, h); err != nil {
-			return err
-		}
-	}
-	if err := lines.Err(); err != nil {
+		return f(msg, h)
+	}); err != nil {
 		return err
 	}
 	switch {

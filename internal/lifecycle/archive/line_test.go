@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // oddLines are the lines of messages with everything that is written in a way of its own, of each version.
@@ -52,6 +53,41 @@ func TestLinesAreWrittenAsEver(t *testing.T) {
 	for i, line := range lines {
 		if !bytes.Equal(got[i], line) {
 			t.Errorf("line %d\n got %s want %s", i+1, got[i], line)
+		}
+	}
+}
+
+// TestTheEventHeaderIsFoundInALine as it is by decoding the line, whatever looks like it.
+func TestTheEventHeaderIsFoundInALine(t *testing.T) {
+	t.Parallel()
+	const name, trap = outbox.HeaderName, `{"Outflow":["a"],"Outflow":["b"]}`
+	headers := []nats.Header{
+		nil, {}, {name: {"one"}}, {name: {"one", "two"}}, {name: {""}}, {name: {`with " and \`}},
+		{name: {"<&>\u2028é"}}, {"A": {trap}, name: {"one"}}, {"A": {trap}}, {`{"` + name: {"no"}},
+		{`","` + name: {"no"}, "Z": {name}}, {"outflow": {"no"}, "OUTFLOW": {"no"}}, {name: {"\xff"}},
+		{"A": {"\xff"}, name: {"one"}}, {name + "-Origin": {"no"}},
+	}
+	for i, h := range headers {
+		m := &Message{Seq: 1, Time: made, Subject: trap, Header: h, Data: []byte(trap)}
+		for v := 1; v <= version; v++ {
+			b := &bytes.Buffer{}
+			_, err := appendLine(b, m, v)
+			must.Succeed(t, err)
+			read, _, err := parseLine(b.Bytes())
+			must.Succeed(t, err)
+			if got, err := eventHeader(b.Bytes()); err != nil || got != read.Header.Get(name) {
+				t.Errorf("%d: %q, %v, want %q in %s", i, got, err, read.Header.Get(name), b)
+			}
+		}
+	}
+	b := &bytes.Buffer{}
+	must.Succeed(t, encodeLine(b, &erasedLine{Seq: 1, Erased: trap}))
+	if got, err := eventHeader(b.Bytes()); got != "" || err != nil {
+		t.Errorf("erased: %q, %v", got, err)
+	}
+	for _, text := range []string{"{", `{"seq":1,"headers":{"Outflow":[]}}`} {
+		if got, err := eventHeader([]byte(text)); err == nil {
+			t.Errorf("%s: %q", text, got)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func (c *command) reach(ctx context.Context, rd backfill.Readings) (r partition.
 }
 
 // archived reads the ids of the archive's events, from the segments with messages that were stored within a
-// period. Each is checked whole before it counts.
+// period.
 func (c *command) archived(ctx context.Context, made time.Time, in partition.Period,
 	add func(id [16]byte) error) error {
 	if err := c.refresh(ctx, made); err != nil {
@@ -79,9 +79,8 @@ func (c *command) archived(ctx context.Context, made time.Time, in partition.Per
 	for _, m := range chosen {
 		g.Go(func() error {
 			defer crash.Guard()
-			return c.archive.Verify(ctx, m, func(msg *archive.Message) error {
+			return c.archive.EventHeaders(ctx, m, func(header string) error {
 				task.Add(1)
-				header := msg.Header.Get(outbox.HeaderName)
 				if outbox.HeaderID(header) == "" {
 					return nil
 				}
