@@ -34,6 +34,7 @@ type islands struct {
 	of    [][]*harness.Outflow         // of each home, at each cluster
 	read  map[[2]int][]*oracle.Message // of each home, at each cluster: its stream, as it was read last
 	hangs []hang
+	delay time.Duration // cluster.maximum_delay
 }
 
 // hang is when the NATS of a cluster hung.
@@ -51,7 +52,7 @@ func (s *islands) hung(at int, when time.Time) bool {
 // newIslands makes them without the mode.
 func newIslands(t *testing.T, major, n, homes int) *islands {
 	t.Helper()
-	s := &islands{T: t, read: map[[2]int][]*oracle.Message{}}
+	s := &islands{T: t, read: map[[2]int][]*oracle.Message{}, delay: maximumDelay}
 	urls := make([]string, n)
 	for at := range urls {
 		nats := natstest.Process(t)
@@ -83,7 +84,7 @@ func (s *islands) mode(at int) []string {
 			subscriptions = append(subscriptions, fmt.Sprintf("%d=from_%d", k+1, k+1))
 		}
 	}
-	return []string{"CLUSTER_MODE=islands", "CLUSTER_MAXIMUM_DELAY=" + maximumDelay.String(),
+	return []string{"CLUSTER_MODE=islands", "CLUSTER_MAXIMUM_DELAY=" + s.delay.String(),
 		"CLUSTER_SUBSCRIPTIONS=" + strings.Join(subscriptions, ",")}
 }
 
