@@ -13,12 +13,14 @@ WAL: what it holds of the range there, it publishes.
   silence counts from the newest claim, whatever else the home writes.
 - A home that has returned, or has yielded, says hello when it can publish again, and publishes nothing until each other cluster has echoed
   that: what they have claimed comes before their echo. Meanwhile it gives signs of life. It leaves out what was claimed.
+- A home that has waited for an echo for `delay` yields as well: who does not answer may be gone for days. When all have echoed, it says hello.
 - Who starts again within half of `delay` of its newest sign of life, by its database's clock, says no hello, because nobody can have claimed: it gives a
   sign of life at once and goes on where it was, also waiting for echoes. Who has yielded says hello.
 
 The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away) and `delay` above four lags: nothing is lost; what
 has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
-acknowledgement had not come when the NATS went away. With `cut` links between living clusters fail as well, and things break together: then
+acknowledgement had not come when the NATS went away. With two things broken nothing is lost, and what a living home commits is published after two
+circles of slots and four, if another cluster lives. With `cut` links between living clusters fail as well, and things break together: then
 nothing is lost all the same, and what is there twice is counted.
 
 Run: python3 islands_model.py [trials [first seed]]      random trials
@@ -49,6 +51,7 @@ MUTATIONS = {
     "late": "a claim counts behind its writer's echo of a later hello",
     "slow": "a claim may be committed at any later time",
     "forget": "what was claimed and could not be published is forgotten",
+    "wait": "a home that waits for an echo does not yield",
 }
 bent = None                                                             # the rule that is taken away
 steps = 600                                                             # of a trial; some rules are missed in longer ones only
@@ -68,6 +71,7 @@ class Cluster:
         s.token, s.echoes, s.sent = 0, None, 0                          # echoes: who has echoed, None: none are awaited; sent: the last watermark
         s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: without an acknowledgement; gave: it has yielded
         s.signed = -1 << 30                                             # its newest sign of life
+        s.asked, s.whole, s.born = 0, 0, {}                             # since when it waits, and nothing of it is broken; when an event was committed
 
     def heard(s, w): return w.now if w.now - s.ended <= w.delay / 8 or bent == "behind" else w.now + (w.n - 1) * w.delay
 
@@ -75,9 +79,9 @@ class Cluster:
 
 
 class World:
-    def __init__(s, seed, cut):
+    def __init__(s, seed, harm):
         s.rnd = rnd = random.Random(seed)
-        s.cut, s.now, s.calm = cut, 0, False
+        s.most, s.cut, s.now, s.calm = {"one": 1, "two": 2, "cut": 9}[harm], harm == "cut", 0, False
         s.n, s.lag, s.beat = rnd.choice([2, 3, 4]), rnd.choice([2, 10, 20]), rnd.choice([1, 5, 15])
         s.delay = 4 * (s.lag + s.beat) + 10
         s.clusters = [Cluster(c, s.n) for c in range(s.n)]
@@ -117,8 +121,9 @@ class World:
 
     def mend(s, c):
         kind, begun = s.faults.pop(c.c)[0], c.begun
+        c.whole = c.asked = s.now
         for d in s.clusters:
-            for p in d.held[c.c] if not s.cut and d is not c else ():
+            for p in d.held[c.c] if s.most == 1 and d is not c else ():
                 assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun) < (s.n + 2) * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
         if kind == "nats":
             c.nats = True
@@ -142,7 +147,7 @@ class World:
         s.write(c, "watermark", c.done)
 
     def hello(s, c):
-        c.token, c.echoes, c.gave, c.signed = c.token + 1, set(), False, s.now
+        c.token, c.echoes, c.gave, c.signed, c.asked = c.token + 1, set(), False, s.now, s.now
         s.write(c, "hello", c.token)
 
     # a cluster
@@ -180,12 +185,13 @@ class World:
     def own(s, c):
         """Publishes own events and what was claimed, and writes what the others have to know."""
         if c.echoes is not None and (len(c.echoes) == s.n - 1 or bent == "echo"): c.echoes = None
-        if not c.nats and not c.gave and c.echoes is None and s.now - c.away >= s.delay:
+        waits = c.echoes is not None and bent != "wait" and s.now - c.asked >= s.delay
+        if not c.gave and (waits or not c.nats and c.echoes is None and s.now - c.away >= s.delay):
             s.write(c, "watermark", c.done)
             s.write(c, "yield")
             s.count["yields"] += 1
             c.gave = True
-        if c.nats and c.gave:
+        if c.nats and c.gave and c.echoes is None:
             if bent == "away": c.gave = False
             else: s.hello(c)
         if s.now % s.beat == 0 and (c.echoes is None or bent != "silent"): s.sign(c)     # also while it waits for echoes
@@ -211,12 +217,21 @@ class World:
         s.count["claims"] += 1
 
     # all of them
+    def idle(s):
+        """What a living home has committed is published in time, if another cluster lives."""
+        for c in s.clusters:
+            whole = [d.whole for d in s.clusters if d is not c and d.c not in s.faults]
+            if c.c in s.faults or not whole: continue
+            p = next((p for p in c.todo if (c.c, p) not in s.by), None)
+            assert p is None or s.now - max(c.born[p], c.whole, min(whole)) < (2 * s.n + 4) * s.delay, "%d of %d is not published, and its home lives" % (p, c.c)
+
     def step(s):
         rnd = s.rnd
         s.now += 1
         for c in s.clusters:
             if c.c in s.faults and (s.calm or s.now >= s.faults[c.c][1]): s.mend(c)
-        if not s.calm and rnd.random() < .004 and (s.cut or not s.faults):
+        if not s.cut: s.idle()
+        if not s.calm and rnd.random() < .004 and len(s.faults) < s.most:
             c = rnd.choice(s.clusters)
             if c.c not in s.faults: s.fail(c, rnd.choice(["down", "relay", "nats"]))
         if s.cut and not s.calm and rnd.random() < .01: s.broken ^= {(rnd.randrange(s.n), rnd.randrange(s.n))}
@@ -225,6 +240,7 @@ class World:
             if not c.up: continue
             if not s.calm and rnd.random() < .1:
                 c.written += 1
+                c.born[c.written] = s.now
                 s.write(c, "event", c.written)
             for d in s.clusters:
                 q = d.links.get(c.c, [])
@@ -243,8 +259,8 @@ class World:
             s.own(c)
 
 
-def trial(seed, cut):
-    w = World(seed, cut)
+def trial(seed, harm):
+    w = World(seed, harm)
     for _ in range(steps): w.step()
     w.calm = True                                                       # everything is mended and nobody writes: it must come to rest
     for _ in range(10 * w.delay): w.step()
@@ -252,16 +268,16 @@ def trial(seed, cut):
     assert set(w.by) == events, "lost: %s" % sorted(events - set(w.by))[:5]
     assert all(len(set(who)) == len(who) for who in w.by.values()), "twice by the same cluster"
     double = {e for e, who in w.by.items() if len(who) > 1}
-    if not cut:
+    if harm == "one":
         assert double <= w.unsure, "twice without a reason: %s" % [(e, w.by[e]) for e in sorted(double - w.unsure)[:5]]
         assert all(len(who) <= 2 for who in w.by.values()), "two successors"
     return dict(w.count, events=len(events), twice=len(double), copies=sum(len(who) - 1 for who in w.by.values()))
 
 
-def trials(n, first=0, cut=False):
+def trials(n, first=0, harm="one"):
     total = {}
     for seed in range(first, first + n):
-        try: r = trial(seed, cut)
+        try: r = trial(seed, harm)
         except AssertionError as err: raise AssertionError("seed %d: %s" % (seed, err)) from err
         for k, v in r.items(): total[k] = total.get(k, 0) + v
     return total
@@ -271,7 +287,7 @@ def mutations(n=3000):
     global bent, steps
     alive, steps = [], 2000
     for bent, what in MUTATIONS.items():
-        try: trials(n)
+        try: trials(n, harm="two" if bent == "wait" else "one")
         except AssertionError as err: print("%-9s fails: %s: %s" % (bent, err, what), flush=True)
         else: alive.append(bent); print("%-9s SURVIVES %d trials: %s" % (bent, n, what), flush=True)
     if alive: sys.exit("these are not missed: " + ", ".join(alive))
@@ -280,8 +296,8 @@ def mutations(n=3000):
 def main():
     if sys.argv[1:] == ["mutations"]: return mutations()
     n, first = [int(a) for a in sys.argv[1:] + ["300", "0"][max(0, len(sys.argv) - 1):]]
-    for cut, what in (False, "one thing broken at a time"), (True, "links cut as well"):
-        print("%s: %d trials from seed %d: every claim holds; %s" % (what, n, first, trials(n, first, cut)), flush=True)
+    for harm, what in ("one", "one thing broken at a time"), ("two", "two things broken"), ("cut", "links cut as well"):
+        print("%s: %d trials from seed %d: every claim holds; %s" % (what, n, first, trials(n, first, harm)), flush=True)
 
 
 if __name__ == "__main__": main()

@@ -19,15 +19,17 @@ var (
 
 // TestTheRuleHoldsWhatTheModelClaims: with one thing broken at a time nothing is lost, what has reached a
 // living cluster is published in time, no two successors publish a commit, and it is published twice only
-// where its home had published it and could not say so. With links cut as well, and several things broken at
-// once, nothing is lost. So docs/models/islands_model.py claims; here it is of the program.
+// where its home had published it and could not say so. With two things broken nothing is lost, and while a
+// home and another cluster live, what it commits is published in time. With links cut as well, and any number
+// of things broken, nothing is lost. So docs/models/islands_model.py claims; here it is of the program.
 func TestTheRuleHoldsWhatTheModelClaims(t *testing.T) {
 	t.Parallel()
-	for name, cut := range map[string]bool{"one thing broken": false, "links cut": true} {
+	for name, harm := range map[string]harm{"one thing broken": oneFails, "two things broken": twoFail,
+		"links cut": linksFail} {
 		t.Run(name, func(t *testing.T) {
 			var total tally
 			seeds.Each(t, "claim.seed", "claim.trials", *trials, func(seed uint64) {
-				one, err := run(seed, cut, "", 600)
+				one, err := run(seed, harm, "", 600)
 				if err != nil {
 					t.Errorf("seed %d: %v", seed, err)
 				}
@@ -53,7 +55,11 @@ func TestEachRuleIsNeeded(t *testing.T) {
 			t.Parallel()
 			for i := range uint64(4000) {
 				seed := missedBy[rule] + i
-				if _, err := run(seed, false, rule, 2000); err != nil {
+				harm := oneFails
+				if rule == "wait" {
+					harm = twoFail
+				}
+				if _, err := run(seed, harm, rule, 2000); err != nil {
 					t.Logf("%s: seed %d: %v", rules[rule], seed, err)
 					return
 				}
@@ -346,5 +352,102 @@ func TestAReaderClaimsNothingBeforeItsFirstCommit(t *testing.T) {
 	want := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 5, From: 20, To: 40}
 	if row := claims(20); row != want {
 		t.Errorf("with 20 published: %v", row.Content())
+	}
+}
+
+// TestAHomeThatWaitsTooLongYields: others publish until whoever it waits for has answered, and then it says
+// hello. What else happens meanwhile changes nothing: a cluster that is gone answers no further hello either.
+func TestAHomeThatWaitsTooLongYields(t *testing.T) {
+	t.Parallel()
+	h := NewHome(Config{Self: 1, Count: 3, Delay: 100, Beat: 10})
+	lsn := outbox.LSN(0)
+	take := func(row relay.ClusterRow, at time.Duration) {
+		lsn++
+		h.Row(&row, lsn, at)
+	}
+	h.Start(0)
+	take(relay.ClusterRow{Kind: relay.Published, By: 1}, 0)
+	h.Number(7)
+	take(relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}, 1)
+	take(relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}, 2)
+	yielded := time.Duration(0)
+	for now := time.Duration(1); now < 200 && yielded == 0; now++ {
+		if row := h.Next(now); row.Kind == relay.Yield {
+			yielded = now
+		}
+	}
+	if yielded != 102 {
+		t.Errorf("yield at %d", yielded)
+	}
+	take(relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 7}, 103)
+	take(relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 7, To: 20}, 104)
+	h.Away(105)
+	if h.Back(); h.Nameless() || h.May(30, 30) != Wait {
+		t.Errorf("its NATS was away: %v, or a hello", h.May(30, 30))
+	}
+	if take(relay.ClusterRow{Kind: relay.Echo, By: 3, Home: 1, Hello: 7}, 106); !h.Nameless() {
+		t.Error("no hello when all have answered")
+	}
+	h.Number(8)
+	take(relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 8}, 107)
+	for by := 2; by <= 3; by++ {
+		if got := h.May(30, 30); got != Wait {
+			t.Errorf("%v before cluster %d has answered again", got, by)
+		}
+		take(relay.ClusterRow{Kind: relay.Echo, By: by, Home: 1, Hello: 8}, 108)
+	}
+	if got := [...]Verdict{h.May(20, 20), h.May(21, 21)}; got != [...]Verdict{Leave, Publish} {
+		t.Errorf("%v up to the claim and behind it", got)
+	}
+}
+
+// TestAClusterThatIsGoneForGoodIsNotWaitedFor: by an operator's word, from the next start on. What it has
+// claimed and could not say counts for nothing then; what was read before stays left.
+func TestAClusterThatIsGoneForGoodIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Self: 1, Count: 3, Delay: 100, Beat: 10}
+	sign := relay.ClusterRow{Kind: relay.Published, By: 1}
+	hello := relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}
+	claim := relay.ClusterRow{Kind: relay.Claim, By: 3, Home: 1, To: 20}
+	for name, waited := range map[string]bool{"it waited": true, "it comes back": false} {
+		h := NewHome(cfg)
+		h.Start(0)
+		h.Row(&sign, 1, 0)
+		h.Row(&claim, 2, 1)
+		if waited {
+			h.Row(&hello, 3, 2)
+			h.Row(&relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}, 4, 3)
+		}
+		if got := h.May(30, 30); got != Wait {
+			t.Errorf("%s: %v", name, got)
+		}
+		gone := cfg
+		gone.Gone = []int{3}
+		h = HomeFrom(gone, h.State())
+		h.Start(4)
+		h.Row(&sign, 5, 4)
+		if !waited {
+			h.Row(&hello, 6, 5)
+			h.Row(&relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}, 7, 6)
+		}
+		late := claim
+		late.To = 30
+		h.Row(&late, 8, 7)
+		if got := [...]Verdict{h.May(20, 20), h.May(21, 21)}; got != [...]Verdict{Leave, Publish} {
+			t.Errorf("%s: %v up to what was claimed and behind it", name, got)
+		}
+		if s := h.State(); s.WaitsFor(1) != nil {
+			t.Errorf("%s: waits for %v", name, s.WaitsFor(1))
+		}
+	}
+	cfg.Gone = []int{2, 3}
+	h := NewHome(cfg)
+	h.Start(0)
+	h.Row(&sign, 1, 0)
+	if got := h.May(1, 1); got != Wait || !h.Nameless() {
+		t.Errorf("%v, though a hello is due", got)
+	}
+	if h.Row(&hello, 2, 1); h.May(1, 1) != Publish {
+		t.Errorf("%v with nobody to wait for", h.May(1, 1))
 	}
 }

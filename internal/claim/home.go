@@ -15,6 +15,7 @@ type Config struct {
 	Count int           // how many clusters there are, outbox.MaxCluster at most
 	Delay time.Duration // a slot of silence; more than four times what a row takes to get anywhere
 	Beat  time.Duration // of a home's signs of life, at most a quarter of Delay
+	Gone  []int         // clusters that a home waits for no answer of: an operator says that none will come
 }
 
 // asked is a row that was asked for. Until it is read in the WAL nobody knows whether it was committed.
@@ -56,6 +57,8 @@ type Home struct {
 
 	away    bool          // its NATS is
 	since   time.Duration // since then
+	asks    bool          // this process has seen that it waits
+	asking  time.Duration // since then
 	yielded bool          // since the newest hello it has asked for a yield
 	told    bool          // which was read in the own WAL
 
@@ -88,8 +91,11 @@ func (h *Home) State() relay.HomeState {
 // It says no hello where the next sign of life is committed within half of the delay of the one before: then
 // nobody has claimed meanwhile.
 func (h *Home) Start(end outbox.LSN) {
-	h.away, h.alive, h.back, h.asked = false, false, false, asked{}
+	h.away, h.asks, h.alive, h.back, h.asked = false, false, false, false, asked{}
 	h.end = end
+	if h.greeted {
+		h.answered()
+	}
 }
 
 // Starting reports whether no sign of life was read since the start.
@@ -97,7 +103,7 @@ func (h *Home) Starting() bool { return !h.back }
 
 func (h *Home) greet() {
 	h.greeted, h.nameless, h.waits, h.back = false, true, h.cfg.Count > 1, true
-	h.yielded, h.told, h.asked = false, false, asked{}
+	h.asks, h.yielded, h.told, h.asked = false, false, false, asked{}
 }
 
 // Nameless reports whether a hello is to be said that has no number yet.
@@ -121,7 +127,13 @@ func (h *Home) Away(now time.Duration) {
 // Back says that NATS can be reached again, and was read.
 func (h *Home) Back() {
 	h.away = false
-	if h.yielded {
+	h.resume()
+}
+
+// resume ends a yield when nothing is in the way any more: neither is NATS away, nor has a cluster not
+// answered the newest hello. One that is gone would not answer the next hello either.
+func (h *Home) resume() {
+	if h.yielded && !h.away && !h.waits {
 		h.greet()
 	}
 }
@@ -135,7 +147,10 @@ func (h *Home) Row(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	case r.Home != h.cfg.Self:
 	case r.Kind == relay.Echo && r.Hello <= h.hello: // an echo is behind its hello in this WAL
 		h.echoes[r.By] = max(h.echoes[r.By], r.Hello)
-		h.waits = h.waits && !(h.greeted && h.echoed())
+		if h.waits && h.greeted && h.echoed() {
+			h.waits = false
+			h.resume()
+		}
 	case r.Kind == relay.Claim && !h.echoes.void(r) && r.To > h.claimed:
 		if h.said > h.claimed { // else it is one more of the same silence
 			h.from = h.said
@@ -157,8 +172,9 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	case r.Kind == relay.Published:
 		h.said = max(h.said, r.To)
 	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted): // else once more
-		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, h.cfg.Count > 1, false
+		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, true, false
 		h.nameless, h.yielded, h.told = false, false, false
+		h.answered()
 	case r.Kind == relay.Yield && r.Hello == h.hello:
 		stray = h.back && !h.yielded // of a process before this one
 		h.yielded, h.told = true, true
@@ -168,6 +184,15 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	} else if first {
 		h.back = true
 	}
+}
+
+// answered takes the operator's word for the answers of clusters that are gone. Claims of theirs that are
+// still to come count for nothing from then on.
+func (h *Home) answered() {
+	for _, n := range h.cfg.Gone {
+		h.echoes[n] = max(h.echoes[n], h.hello)
+	}
+	h.waits = h.waits && !h.echoed()
 }
 
 func (h *Home) echoed() bool {
@@ -213,6 +238,9 @@ func (h *Home) Published(lsn outbox.LSN) { h.published = max(h.published, lsn) }
 
 // Next is the row that has to be written now; none if its Kind is 0. Ask whenever no other one is under way.
 func (h *Home) Next(now time.Duration) relay.ClusterRow {
+	if waits := h.back && h.greeted && h.waits; waits != h.asks {
+		h.asks, h.asking = waits, now
+	}
 	if h.back && !h.asked.open(now, h.cfg.Delay) {
 		row := relay.ClusterRow{By: h.cfg.Self, Hello: h.hello}
 		switch {
@@ -221,7 +249,8 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 			row.Kind = relay.Hello
 		case h.yielded && !h.told:
 			row.Kind = relay.Yield
-		case h.away && !h.yielded && !h.waits && now-h.since >= h.cfg.Delay:
+		case !h.yielded && (h.away && !h.waits && now-h.since >= h.cfg.Delay ||
+			h.asks && now-h.asking >= h.cfg.Delay):
 			h.yielded = true
 			return h.sign(now) // before the yield, all that it has published
 		}

@@ -37,7 +37,17 @@ var rules = map[string]string{
 	"still":     "a home that starts again soon does not wait for the echoes that it waited for",
 	"gone":      "a home that has yielded and starts again soon says no hello",
 	"chain":     "a process that had to say hello and died before has ended the silence",
+	"wait":      "a home that waits for an echo does not yield",
 }
+
+// harm is how much fails at a time.
+type harm int
+
+const (
+	oneFails  harm = iota // one cluster, its outflow alone, or its NATS
+	twoFail               // two of those
+	linksFail             // any number of those, and links as well
+)
 
 // event is a commit of a home: they are numbered from 1, which is their LSN.
 type event struct {
@@ -95,12 +105,13 @@ type cluster struct {
 	covered       []outbox.LSN   // by home: the newest Published in its WAL
 	kind          string         // of its fault; "": none
 	until         int            // its end
+	whole         int            // the end of its newest fault
 }
 
 type world struct {
 	bent    string
 	rnd     *rand.Rand
-	cut     bool // links fail, and several things at once
+	harm    harm
 	calm    bool
 	now     int
 	n       int
@@ -109,6 +120,7 @@ type world struct {
 	delay   int
 	cs      []*cluster
 	by      map[event][]int // who has published it
+	born    map[event]int   // when it was committed
 	unsure  map[event]bool  // its home has published it, and could not say so
 	broken  map[[2]int]bool
 	faults  int
@@ -122,11 +134,11 @@ func (w *world) chance(p float64) bool { return w.rnd.Float64() < p }
 
 func (w *world) time() time.Duration { return time.Duration(w.now) * time.Millisecond }
 
-func newWorld(seed uint64, cut bool, bent string) *world {
+func newWorld(seed uint64, harm harm, bent string) *world {
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	w := &world{bent: bent, rnd: rnd, cut: cut, n: 2 + rnd.IntN(3), lag: []int{2, 10, 20}[rnd.IntN(3)],
-		beat: []int{1, 5, 15}[rnd.IntN(3)], by: map[event][]int{}, unsure: map[event]bool{},
-		broken: map[[2]int]bool{}, cs: make([]*cluster, 1)}
+	w := &world{bent: bent, rnd: rnd, harm: harm, n: 2 + rnd.IntN(3), lag: []int{2, 10, 20}[rnd.IntN(3)],
+		beat: []int{1, 5, 15}[rnd.IntN(3)], by: map[event][]int{}, born: map[event]int{},
+		unsure: map[event]bool{}, broken: map[[2]int]bool{}, cs: make([]*cluster, 1)}
 	w.delay = 4*(w.lag+w.beat) + 20
 	for id := 1; id <= w.n; id++ {
 		c := &cluster{id: id, up: true, run: true, nats: true, links: map[int][]sent{},
@@ -240,7 +252,7 @@ func (w *world) fail(c *cluster, kind string) {
 func (w *world) mend(c *cluster) {
 	for _, d := range w.cs[1:] {
 		r := &d.procs[c.id].reader
-		for lsn := outbox.LSN(1); lsn <= r.newest && r.hello > 0 && !w.cut && d != c; lsn++ {
+		for lsn := outbox.LSN(1); lsn <= r.newest && r.hello > 0 && w.harm == oneFails && d != c; lsn++ {
 			e := event{c.id, lsn}
 			if len(w.by[e]) == 0 && w.now-max(d.came[e], c.begun) >= (w.n+2)*w.delay {
 				w.problem = fmt.Errorf("nobody publishes %v while %s", e, c.kind)
@@ -264,27 +276,58 @@ func (w *world) mend(c *cluster) {
 		}
 		w.start(c)
 	}
-	c.kind = ""
+	c.kind, c.whole = "", w.now
+}
+
+// idle looks for an event of a home that lives that nobody has published, though another cluster lives too:
+// whatever a third one does, it is published after two circles of slots and four.
+func (w *world) idle() {
+	for _, c := range w.cs[1:] {
+		whole := -1
+		for _, d := range w.cs[1:] {
+			if d != c && d.kind == "" && (whole < 0 || d.whole < whole) {
+				whole = d.whole
+			}
+		}
+		if c.kind != "" || whole < 0 {
+			continue
+		}
+		for _, lsn := range c.procs[c.id].todo {
+			e := event{c.id, lsn}
+			if len(w.by[e]) > 0 {
+				continue
+			}
+			if since := max(w.born[e], c.whole, whole); w.now-since >= (2*w.n+4)*w.delay {
+				w.problem = fmt.Errorf("%v is not published %d steps later by a home that lives", e, w.now-since)
+			}
+			break
+		}
+	}
 }
 
 func (w *world) step() {
 	w.now++
-	broken := false
+	broken := 0
 	for _, c := range w.cs[1:] {
 		if c.kind != "" && (w.calm || w.now >= c.until) {
 			w.mend(c)
 		}
-		broken = broken || c.kind != ""
+		if c.kind != "" {
+			broken++
+		}
+	}
+	if w.harm != linksFail {
+		w.idle()
 	}
 	if w.calm {
 		clear(w.broken)
 	} else {
-		if w.chance(.004) && (w.cut || !broken) {
+		if w.chance(.004) && (w.harm == linksFail || broken <= int(w.harm)) {
 			if c := w.cs[1+w.rnd.IntN(w.n)]; c.kind == "" {
 				w.fail(c, []string{"down", "relay", "nats"}[w.rnd.IntN(3)])
 			}
 		}
-		if l := [2]int{1 + w.rnd.IntN(w.n), 1 + w.rnd.IntN(w.n)}; w.cut && w.chance(.01) {
+		if l := [2]int{1 + w.rnd.IntN(w.n), 1 + w.rnd.IntN(w.n)}; w.harm == linksFail && w.chance(.01) {
 			w.broken[l] = !w.broken[l]
 		}
 	}
@@ -302,6 +345,7 @@ func (w *world) step() {
 func (w *world) database(c *cluster) {
 	if !w.calm && w.chance(.1) {
 		c.written++
+		w.born[event{c.id, c.written}] = w.now
 		w.commit(c, entry{from: c.id, lsn: c.written})
 	}
 	due := func(s *sent) bool {
@@ -476,6 +520,9 @@ func (w *world) say(c *cluster, h int, p *process) {
 			c.number++
 			p.home.Number(c.number)
 		}
+		if w.bent == "wait" {
+			p.home.asks = false
+		}
 		row = p.home.Next(w.time())
 		if w.bent == "silent" && row.Kind == relay.Published && p.home.waits && p.home.back {
 			return
@@ -545,8 +592,8 @@ func (t *tally) add(o tally) {
 }
 
 // run is a whole trial: the world for some steps, and then until everything is mended and at rest.
-func run(seed uint64, cut bool, bent string, steps int) (t tally, err error) {
-	w := newWorld(seed, cut, bent)
+func run(seed uint64, harm harm, bent string, steps int) (t tally, err error) {
+	w := newWorld(seed, harm, bent)
 	for range steps {
 		w.step()
 	}
@@ -573,7 +620,7 @@ func run(seed uint64, cut bool, bent string, steps int) (t tally, err error) {
 				return t, fmt.Errorf("lost: %v", e)
 			case len(slices.Compact(who)) != len(who):
 				return t, fmt.Errorf("twice by the same cluster: %v", e)
-			case cut || len(who) == 1:
+			case harm != oneFails || len(who) == 1:
 			case len(who) > 2:
 				return t, fmt.Errorf("two successors: %v by %v", e, who)
 			case !w.unsure[e]:

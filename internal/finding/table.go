@@ -167,10 +167,10 @@ var table = []Finding{
 		Title: "A home waits for other clusters before it publishes again",
 		Hint: "Look at the clusters that the message names: does `outflow run` for this home's rows run " +
 			"there, and are this home's rows replicated there and theirs here? It goes on by itself when " +
-			"each of them has answered.",
+			"each of them has answered. Name one that is gone for good in cluster.gone.",
 		Runbook: "A home that was silent for longer than cluster.maximum_delay asks each other cluster to " +
-			"stop publishing for it. While one is gone it does not publish, and others publish its events. " +
-			"[A NATS for each](clusters.md#a-nats-for-each)."},
+			"stop publishing for it. While one is gone it does not publish. After cluster.maximum_delay it " +
+			"leaves its events to those that have answered. [A NATS for each](clusters.md#a-nats-for-each)."},
 	{Code: "cluster_silent", Severity: Warning,
 		Title: "This cluster publishes for another one, or others publish for this one",
 		Hint: "Look at the home: does its `outflow run` run, does it reach its NATS, and do its rows come " +

@@ -92,8 +92,8 @@ var rules = []Check{
 		return nil
 	}},
 	{[]string{"cluster.mode", "cluster.id", "cluster.count", "cluster.control", "cluster.maximum_delay",
-		"cluster.subscriptions", "cluster.subscription", "sink.durable_after", "reorder.mode",
-		"reorder.tick"}, modes},
+		"cluster.subscriptions", "cluster.subscription", "cluster.gone", "sink.durable_after",
+		"reorder.mode", "reorder.tick"}, modes},
 	{[]string{"shard", "source"}, func(c Config) error {
 		if !c.Shard.Whole() && c.Source != relay.FromTable {
 			return usageFault(c.describe("source")+" brings logical messages, and PostgreSQL's row filters "+
@@ -200,6 +200,12 @@ func subscriptions(c Config, refuse func(setting, why, hint string) error) error
 	case l.Subscription != "" && !slices.Contains(named, l.Subscription):
 		return refuse("cluster.subscription", "it is not one of "+c.describe("cluster.subscriptions"),
 			"Name it for the cluster whose rows it brings")
+	}
+	for _, n := range l.GoneForGood() {
+		if others[n] == "" {
+			return refuse("cluster.gone", fmt.Sprintf("%d is not one of the %d other clusters", n, l.Count-1),
+				"Name other clusters alone")
+		}
 	}
 	return nil
 }

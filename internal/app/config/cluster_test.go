@@ -2,6 +2,7 @@ package config
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -124,7 +125,15 @@ func TestTheIslandsModeNeedsWhatItRestsOn(t *testing.T) {
 		{Args{"cluster.subscriptions": "2=from_2,65=from_3"}, "number=name"},
 		{Args{"cluster.subscriptions": "from_2,from_3"}, "number=name"},
 		{Args{"cluster.subscription": "from_4"}, "Name it for the cluster"},
+		{Args{"cluster.gone": "1"}, "Name other clusters alone"},
+		{Args{"cluster.gone": "4"}, "Name other clusters alone"},
+		{Args{"cluster.gone": "2,2"}, "cluster 2: there twice"},
+		{Args{"cluster.gone": "2,x"}, "number,number"},
 	})
+	islands["cluster.gone"] = "3, 2"
+	if c, err := Load(islands, nil); err != nil || !slices.Equal(c.Cluster.GoneForGood(), []int{2, 3}) {
+		t.Fatalf("%+v, %v", c.Cluster, err)
+	}
 }
 
 // refusal is a change of settings, and what its refusal says.

@@ -78,6 +78,7 @@ type Cluster struct {
 	// Subscriptions names, as number=name,…, the one that brings each other cluster's rows; see
 	// [Cluster.Others].
 	Subscriptions string
+	Gone          string // their numbers, separated by commas; see [Cluster.GoneForGood]
 }
 
 // The values of cluster.mode.
@@ -104,6 +105,15 @@ func (c Cluster) Others() map[int]string {
 	}
 	others, _ := parseSubscriptions(c.Subscriptions) // as it was read
 	return others
+}
+
+// GoneForGood are the clusters whose answers a home does not wait for; nil without the mode islands.
+func (c Cluster) GoneForGood() []int {
+	if !c.Islands() {
+		return nil
+	}
+	all, _ := parseNumbers(c.Gone) // as it was read
+	return all
 }
 
 // Elsewhere reports whether the stream that clusters share is another one's, which is its home.

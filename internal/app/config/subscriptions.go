@@ -48,3 +48,40 @@ func parseSubscriptions(s string) (map[int]string, error) {
 	}
 	return all, nil
 }
+
+// numbersValue names clusters by their numbers, in order: "2,3".
+type numbersValue struct{ p *string }
+
+func (v numbersValue) set(s string) error {
+	all, err := parseNumbers(s)
+	if err != nil {
+		return err
+	}
+	text := make([]string, 0, len(all))
+	for _, n := range all {
+		text = append(text, strconv.Itoa(n))
+	}
+	*v.p = strings.Join(text, ",")
+	return nil
+}
+
+func (v numbersValue) text() string { return *v.p }
+func (v numbersValue) kind() string { return "number,..." }
+
+func parseNumbers(s string) (all []int, err error) {
+	if s == "" {
+		return nil, nil
+	}
+	for entry := range strings.SplitSeq(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(entry))
+		switch {
+		case err != nil || n < 1 || n > maxClusters:
+			return nil, errWant
+		case slices.Contains(all, n):
+			return nil, fmt.Errorf("cluster %d: there twice", n)
+		}
+		all = append(all, n)
+	}
+	slices.Sort(all)
+	return all, nil
+}

@@ -190,7 +190,7 @@ func streamer(o *opener, metrics prometheus.Registerer, decorate []func(*pipelin
 	}
 	if l := cfg.Cluster; l.Islands() {
 		pc.Islands = &claim.Config{Self: l.ID, Count: l.Count, Delay: l.MaximumDelay,
-			Beat: l.MaximumDelay / signs}
+			Beat: l.MaximumDelay / signs, Gone: l.GoneForGood()}
 	}
 	for _, d := range decorate {
 		d(&pc)
