@@ -132,6 +132,70 @@ func TestWhatIsErasedIsInNoFileAndTheChainHolds(t *testing.T) {
 	}
 }
 
+// TestEventHeadersAreOfTheSegmentAsItIs: also by manifests of before an erasure, abridged or not. What stops
+// the reading is no damage, and nothing of a damaged object is handed out.
+func TestEventHeadersAreOfTheSegmentAsItIs(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	known := &Known{}
+	abridged, err := known.Load(t.Context(), store, FolderOf("S", made), nil)
+	must.Succeed(t, err)
+	s, err := abridged.NewSegment()
+	must.Succeed(t, err)
+	for seq := uint64(1); seq <= 6; seq++ {
+		m := message(seq)
+		if seq != 4 {
+			m.Header[outbox.HeaderName] = []string{fmt.Sprint(seq)}
+		}
+		must.Succeed(t, s.Add(m))
+	}
+	_, err = abridged.Append(t.Context(), s, 0)
+	must.Succeed(t, err)
+	before := load(t, store, nil)
+	_, err = load(t, store, nil).Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var got []string
+	headers := func(a *Archive, f func(string) error) error {
+		got = nil
+		return a.EventHeaders(ctx, a.Segments[0], func(value string) error {
+			got = append(got, value)
+			return f(value)
+		})
+	}
+	for _, a := range []*Archive{before, abridged, load(t, store, nil)} {
+		must.Succeed(t, headers(a, func(string) error { return nil }))
+		if !slices.Equal(got, []string{"1", "2", "5", "6"}) {
+			t.Errorf("got %q", got)
+		}
+		err := headers(a, func(value string) error {
+			if value == "2" {
+				return errKilled
+			}
+			return nil
+		})
+		if !errors.Is(err, errKilled) || outbox.FaultOf(err) != nil || len(got) != 2 {
+			t.Errorf("stopped: %v, behind %q", err, got)
+		}
+	}
+	object := filepath.Join(dir, filepath.FromSlash(before.ObjectName(load(t, store, nil).Segments[0])))
+	content, err := os.ReadFile(object)
+	must.Succeed(t, err)
+	content[len(content)/2] ^= 1
+	must.Succeed(t, os.WriteFile(object, content, 0o600))
+	err = headers(before, func(string) error { return nil })
+	wantFault(t, err, CodeDamaged, ".e000001.jsonl.zst", "its hash")
+	if len(got) > 0 {
+		t.Errorf("of a damaged object: %q", got)
+	}
+	content[len(content)/2] ^= 1
+	must.Succeed(t, os.WriteFile(object, content, 0o600))
+	err = headers(before, func(string) error { cancel(); return nil })
+	if !errors.Is(err, context.Canceled) || outbox.FaultOf(err) != nil || len(got) != 1 {
+		t.Errorf("canceled: %v, behind %q", err, got)
+	}
+}
+
 var errKilled = errors.New("killed")
 
 // TestAKillAtAnyStepOfAnErasureIsFoundAgain: by the same request, or by another one.

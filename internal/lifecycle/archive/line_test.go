@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
 
@@ -90,4 +91,42 @@ func TestTheEventHeaderIsFoundInALine(t *testing.T) {
 			t.Errorf("%s: %q", text, got)
 		}
 	}
+}
+
+// FuzzEventHeader: of whatever is written as a line, the event's header is what decoding the line gives.
+func FuzzEventHeader(f *testing.F) {
+	const name = outbox.HeaderName
+	f.Add("s", "A", `{"`, `one id=1","`, "two", []byte(`{"Outflow":["no"]}`), byte(0))
+	f.Add(`,"Outflow":["`, "Z", "\u2028\\", "\ufffd<>", "\xff", []byte(`\",\"Outflow\":[\"no"]`), byte(1))
+	f.Add("s", name, "\\", `\\`, "\x00", []byte("\xff"), byte(2))
+	f.Add("s", `{"Outflow":["no`, `"],"Outflow":["no`, "", "", []byte{}, byte(3))
+	f.Add("s", `a,`, `\`, "é\x7f", `",`, []byte(nil), byte(4))
+	f.Add("s", `x"`, "", "no", "no", []byte(nil), byte(1))
+	f.Fuzz(func(t *testing.T, subject, other, more, value, second string, data []byte, which byte) {
+		if !utf8.ValidString(subject) {
+			return
+		}
+		m := &Message{Seq: 1, Time: made, Subject: subject, Data: data, Header: nats.Header{}}
+		if which&1 == 0 {
+			m.Header[name] = []string{value, second}
+		}
+		if which&2 == 0 {
+			m.Header[other] = append(m.Header[other], more, value)
+		}
+		if which&4 == 0 {
+			m.Header[name+more], m.Header[other+name] = []string{second}, []string{more, name}
+		}
+		for v := 1; v <= version; v++ {
+			b := &bytes.Buffer{}
+			_, err := appendLine(b, m, v)
+			must.Succeed(t, err)
+			read, _, err := parseLine(b.Bytes())
+			if err != nil { // such a name no stream has: no segment would come into being
+				continue
+			}
+			if got, err := eventHeader(b.Bytes()); err != nil || got != read.Header.Get(name) {
+				t.Errorf("%q, %v, want %q in %s", got, err, read.Header.Get(name), b)
+			}
+		}
+	})
 }
