@@ -233,6 +233,30 @@ func TestAHomeWithoutNATSYields(t *testing.T) {
 	})
 }
 
+// TestAHomeWhoseNATSGoesBeforeItsHelloYields: the number of a hello comes from there, and the home gives
+// signs of life without one.
+func TestAHomeWhoseNATSGoesBeforeItsHelloYields(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing().kill()
+		c.sleep(2 * c.cfg.Delay)
+		c.write(20)
+		to, signs := c.pg.end, c.wrote(relay.Published)
+		c.pg.delay = time.Second // until it reads its first sign of life
+		again := c.run(options{islands: &c.cfg})
+		c.until(time.Minute, "a sign of life", func() bool { return c.wrote(relay.Published) > signs })
+		c.js.down = time.Now().Add(5 * c.cfg.Delay)
+		again.broker().cut(true)
+		c.pg.delay = 0
+		c.until(2*c.cfg.Delay, "a yield", func() bool { return c.wrote(relay.Yield) == 1 })
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: to})
+		c.write(3)
+		c.echoes(c.greets(2))
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 8 })
+		c.left = c.record().Left
+		c.wantSameStream()
+	})
+}
+
 // TestAHomeThatWaitsReadsOnWithoutNATS: what comes meanwhile is not waited for again.
 func TestAHomeThatWaitsReadsOnWithoutNATS(t *testing.T) {
 	oneHome(t, 0, func(t *testing.T, c *isle) {

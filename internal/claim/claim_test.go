@@ -451,3 +451,58 @@ func TestAClusterThatIsGoneForGoodIsNotWaitedFor(t *testing.T) {
 		t.Errorf("%v with nobody to wait for", h.May(1, 1))
 	}
 }
+
+// TestAHomeYieldsWithoutANumber: NATS goes away when a hello is due, and a number of it comes from there. So
+// others know the hello before alone, and publish. A home that has never said one has nobody to yield to.
+func TestAHomeYieldsWithoutANumber(t *testing.T) {
+	t.Parallel()
+	sign := relay.ClusterRow{Kind: relay.Published, By: 1}
+	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+	h.Start(0)
+	h.Row(&sign, 1, 0)
+	says := func(from, to time.Duration) (row relay.ClusterRow, at time.Duration) {
+		for now := from; now < to; now++ {
+			if row := h.Next(now); row.Kind != 0 && row.Kind != relay.Published {
+				return row, now
+			}
+		}
+		return row, 0
+	}
+	h.Away(0)
+	if row, at := says(0, 1000); row.Kind != 0 {
+		t.Errorf("at %d: %v before its first hello", at, row.Content())
+	}
+	h.Back()
+	h.Number(7)
+	hello := relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}
+	echo := relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}
+	h.Row(&hello, 2, 1)
+	h.Row(&echo, 3, 2)
+	h.Start(3)
+	h.Row(&sign, 4, 1000)
+	h.Away(1000)
+	yield := relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 7}
+	row, at := says(1000, 2000)
+	if row != yield || at != 1101 || !h.Nameless() {
+		t.Fatalf("at %d: %v", at, row.Content())
+	}
+	h.Row(&yield, 5, 1102)
+	if s := h.State(); s.WaitsFor(1) != nil || !s.Yielded {
+		t.Errorf("%+v", s)
+	}
+	if row, at := says(1102, 2000); row.Kind != 0 {
+		t.Errorf("at %d: %v once more", at, row.Content())
+	}
+	h.Back()
+	h.Number(8)
+	hello.Hello, echo.Hello = 8, 8
+	if row, at := says(2000, 2001); row != hello {
+		t.Errorf("at %d: %v when its NATS is back", at, row.Content())
+	}
+	h.Row(&hello, 6, 2001)
+	h.Row(&relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 7, To: 20}, 7, 2002)
+	h.Row(&echo, 8, 2003)
+	if got := [...]Verdict{h.May(20, 20), h.May(21, 21)}; got != [...]Verdict{Leave, Publish} {
+		t.Errorf("%v up to the claim and behind it", got)
+	}
+}

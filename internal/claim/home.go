@@ -57,7 +57,7 @@ type Home struct {
 
 	away    bool          // its NATS is
 	since   time.Duration // since then
-	asks    bool          // this process has seen that it waits
+	asks    bool          // this process has seen that it waits, for echoes or for a number
 	asking  time.Duration // since then
 	yielded bool          // since the newest hello it has asked for a yield
 	told    bool          // which was read in the own WAL
@@ -238,18 +238,17 @@ func (h *Home) Published(lsn outbox.LSN) { h.published = max(h.published, lsn) }
 
 // Next is the row that has to be written now; none if its Kind is 0. Ask whenever no other one is under way.
 func (h *Home) Next(now time.Duration) relay.ClusterRow {
-	if waits := h.back && h.greeted && h.waits; waits != h.asks {
+	if waits := h.back && h.waits && (h.greeted || h.nameless); waits != h.asks {
 		h.asks, h.asking = waits, now
 	}
 	if h.back && !h.asked.open(now, h.cfg.Delay) {
 		row := relay.ClusterRow{By: h.cfg.Self, Hello: h.hello}
 		switch {
-		case h.nameless:
-		case !h.greeted:
+		case !h.greeted && !h.nameless:
 			row.Kind = relay.Hello
 		case h.yielded && !h.told:
-			row.Kind = relay.Yield
-		case !h.yielded && (h.away && !h.waits && now-h.since >= h.cfg.Delay ||
+			row.Kind = relay.Yield // without a number for the next hello it is of the one before
+		case !h.yielded && h.hello > 0 && (h.away && !h.waits && now-h.since >= h.cfg.Delay ||
 			h.asks && now-h.asking >= h.cfg.Delay):
 			h.yielded = true
 			return h.sign(now) // before the yield, all that it has published

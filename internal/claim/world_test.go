@@ -516,7 +516,7 @@ func (w *world) say(c *cluster, h int, p *process) {
 		if !c.nats {
 			p.home.Away(w.time())
 		}
-		if p.home.Nameless() {
+		if p.home.Nameless() && c.nats { // its record has it
 			c.number++
 			p.home.Number(c.number)
 		}

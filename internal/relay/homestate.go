@@ -27,8 +27,12 @@ type HomeState struct {
 	Gap    bool          `json:"gap,omitempty"` // two were too far apart, and no hello was read since
 }
 
-// WaitsFor are the clusters whose echoes the home, which is cluster self, waits for.
+// WaitsFor are the clusters whose echoes the home, which is cluster self, waits for: none where it has
+// yielded before its next hello could be said, as it does without NATS.
 func (s *HomeState) WaitsFor(self int) (all []int) {
+	if s.Yielded && !s.Greeted {
+		return nil
+	}
 	for n, echo := range s.Echoes {
 		if s.Waits && n+1 != self && (!s.Greeted || echo != s.Hello) {
 			all = append(all, n+1)
