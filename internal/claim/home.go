@@ -93,9 +93,6 @@ func (h *Home) State() relay.HomeState {
 func (h *Home) Start(end outbox.LSN) {
 	h.away, h.asks, h.alive, h.back, h.asked = false, false, false, false, asked{}
 	h.end = end
-	if h.greeted {
-		h.answered()
-	}
 }
 
 // Starting reports whether no sign of life was read since the start.
@@ -174,7 +171,6 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted): // else once more
 		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, true, false
 		h.nameless, h.yielded, h.told = false, false, false
-		h.answered()
 	case r.Kind == relay.Yield && r.Hello == h.hello:
 		stray = h.back && !h.yielded // of a process before this one
 		h.yielded, h.told = true, true
@@ -184,10 +180,13 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	} else if first {
 		h.back = true
 	}
+	if h.back && h.greeted {
+		h.answered()
+	}
 }
 
-// answered takes the operator's word for the answers of clusters that are gone. Claims of theirs that are
-// still to come count for nothing from then on.
+// answered takes the operator's word for the answers of clusters that are gone, once what had come before the
+// start is read. Claims of theirs that are still to come count for nothing from then on.
 func (h *Home) answered() {
 	for _, n := range h.cfg.Gone {
 		h.echoes[n] = max(h.echoes[n], h.hello)

@@ -46,6 +46,7 @@ type harm int
 const (
 	oneFails  harm = iota // one cluster, its outflow alone, or its NATS
 	twoFail               // two of those
+	wordGiven             // three of those, one maybe for good; an operator says of some that they are gone
 	linksFail             // any number of those, and links as well
 )
 
@@ -106,6 +107,7 @@ type cluster struct {
 	kind          string         // of its fault; "": none
 	until         int            // its end
 	whole         int            // the end of its newest fault
+	gone          bool           // an operator has said so
 }
 
 type world struct {
@@ -126,7 +128,10 @@ type world struct {
 	faults  int
 	claims  int
 	yields  int
-	soon    int // starts without a hello
+	words   int            // of operators
+	never   *cluster       // that does not return
+	taken   map[event]bool // what it has claimed
+	soon    int            // starts without a hello
 	problem error
 }
 
@@ -163,11 +168,12 @@ func (w *world) start(c *cluster) {
 	c.run, c.away = true, false
 	for h := 1; h <= w.n; h++ {
 		p := c.procs[h]
+		cfg := p.home.cfg
 		p.state, p.busy = p.kept.clone(), nil
 		since := p.reader.since
 		if h == c.id {
 			published := p.home.published
-			p.home = HomeFrom(p.home.cfg, p.home.State())
+			p.home = HomeFrom(cfg, p.home.State())
 			p.home.Published(published)
 			p.home.Start(outbox.LSN(len(c.wal)))
 			p.home.waits = p.home.waits && w.bent != "still"
@@ -221,6 +227,9 @@ func (w *world) fail(c *cluster, kind string) {
 		}
 	}
 	heard := c.covered[c.id]
+	if w.harm == wordGiven && kind == "down" && w.never == nil && w.chance(.1) {
+		w.lose(c)
+	}
 	switch kind {
 	case "nats":
 		c.nats = false
@@ -245,6 +254,18 @@ func (w *world) fail(c *cluster, kind string) {
 	for lsn := heard + 1; lsn <= c.written; lsn++ {
 		if e := (event{c.id, lsn}); c.stored[e] {
 			w.unsure[e] = true
+		}
+	}
+}
+
+// lose is the end of a cluster, which is down from now on.
+func (w *world) lose(c *cluster) {
+	w.never, w.taken, c.until = c, map[event]bool{}, 1<<30
+	for _, e := range c.wal {
+		if r := &e.row; r.Kind == relay.Claim && r.By == c.id {
+			for lsn := r.From + 1; lsn <= r.To; lsn++ {
+				w.taken[event{r.Home, lsn}] = true
+			}
 		}
 	}
 }
@@ -294,7 +315,7 @@ func (w *world) idle() {
 		}
 		for _, lsn := range c.procs[c.id].todo {
 			e := event{c.id, lsn}
-			if len(w.by[e]) > 0 {
+			if len(w.by[e]) > 0 || w.taken[e] {
 				continue
 			}
 			if since := max(w.born[e], c.whole, whole); w.now-since >= (2*w.n+4)*w.delay {
@@ -309,7 +330,7 @@ func (w *world) step() {
 	w.now++
 	broken := 0
 	for _, c := range w.cs[1:] {
-		if c.kind != "" && (w.calm || w.now >= c.until) {
+		if c.kind != "" && (w.calm || w.now >= c.until) && c != w.never {
 			w.mend(c)
 		}
 		if c.kind != "" {
@@ -322,7 +343,11 @@ func (w *world) step() {
 	if w.calm {
 		clear(w.broken)
 	} else {
-		if w.chance(.004) && (w.harm == linksFail || broken <= int(w.harm)) {
+		often := .004
+		if w.harm == wordGiven {
+			often = .015
+		}
+		if w.chance(often) && (w.harm == linksFail || broken <= int(w.harm)) {
 			if c := w.cs[1+w.rnd.IntN(w.n)]; c.kind == "" {
 				w.fail(c, []string{"down", "relay", "nats"}[w.rnd.IntN(3)])
 			}
@@ -331,12 +356,47 @@ func (w *world) step() {
 			w.broken[l] = !w.broken[l]
 		}
 	}
+	if w.harm == wordGiven {
+		w.operate()
+	}
 	for _, c := range w.cs[1:] {
 		if c.up {
 			w.database(c)
 		}
 		if c.run {
 			w.outflow(c)
+		}
+	}
+}
+
+// operate names a cluster that is down as gone, and takes that back, mostly before it returns: at each home
+// alone, whose outflow is started again for it. Some of them are told later, or never.
+func (w *world) operate() {
+	for _, d := range w.cs[1:] {
+		returns := d.gone && (d.kind != "down" && w.chance(.02) || d.kind == "down" && w.now == d.until-1)
+		if !returns && !(d.kind == "down" && !d.gone && w.chance(.02)) && !(w.chance(.0002) && !w.calm) {
+			continue
+		}
+		d.gone = !d.gone
+		w.words++
+		for _, c := range w.cs[1:] {
+			if c == d || d != w.never && w.chance(.1) {
+				continue
+			}
+			cfg := &c.procs[c.id].home.cfg
+			cfg.Gone = slices.DeleteFunc(slices.Clone(cfg.Gone), func(n int) bool { return n == d.id })
+			if d.gone {
+				cfg.Gone = append(cfg.Gone, d.id)
+			}
+			if c.run {
+				for _, p := range c.procs[1:] {
+					if p.busy != nil {
+						c.strays = append(c.strays, *p.busy)
+					}
+				}
+				w.start(c)
+				c.whole = w.now
+			}
 		}
 	}
 }
@@ -486,7 +546,11 @@ func (w *world) work(c *cluster, h int, p *process) {
 			p.home.waits = p.home.waits && w.bent != "echo"
 		}
 	}
-	for len(p.todo) > 0 && w.chance(.9) {
+	pace := .9
+	if w.harm == wordGiven && h != c.id {
+		pace = .3
+	}
+	for len(p.todo) > 0 && w.chance(pace) {
 		lsn := p.todo[0]
 		e := event{h, lsn}
 		known := c.stored[e] && (w.bent != "unread" || h != c.id) || c.left[e]
@@ -579,16 +643,18 @@ func (w *world) written() (n int) {
 }
 
 // tally is what happened in a world, or several.
-type tally struct{ events, claims, yields, soon, faults, twice, copies int }
+type tally struct{ events, claims, yields, words, soon, faults, twice, copies, lost int }
 
 func (t *tally) add(o tally) {
 	t.events += o.events
 	t.claims += o.claims
 	t.yields += o.yields
+	t.words += o.words
 	t.soon += o.soon
 	t.faults += o.faults
 	t.twice += o.twice
 	t.copies += o.copies
+	t.lost += o.lost
 }
 
 // run is a whole trial: the world for some steps, and then until everything is mended and at rest.
@@ -601,12 +667,12 @@ func run(seed uint64, harm harm, bent string, steps int) (t tally, err error) {
 	for i := 0; i < 10*w.delay && (i < 4*w.delay || len(w.by) < w.written()); i++ {
 		w.step()
 	}
-	t = tally{claims: w.claims, yields: w.yields, soon: w.soon, faults: w.faults}
+	t = tally{claims: w.claims, yields: w.yields, words: w.words, soon: w.soon, faults: w.faults}
 	if w.problem != nil {
 		return t, w.problem
 	}
 	for _, c := range w.cs[1:] {
-		for lsn := outbox.LSN(1); lsn <= c.written; lsn++ {
+		for lsn := outbox.LSN(1); lsn <= c.written && c != w.never; lsn++ {
 			e := event{c.id, lsn}
 			who := w.by[e]
 			t.events++
@@ -616,6 +682,8 @@ func run(seed uint64, harm harm, bent string, steps int) (t tally, err error) {
 			}
 			slices.Sort(who)
 			switch {
+			case len(who) == 0 && w.taken[e]:
+				t.lost++
 			case len(who) == 0:
 				return t, fmt.Errorf("lost: %v", e)
 			case len(slices.Compact(who)) != len(who):
