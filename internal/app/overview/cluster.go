@@ -97,6 +97,9 @@ func (c *Cluster) Knows(said relay.Said, counted relay.Tally, kept checkpoint.Ke
 	}
 }
 
+// alone reports whether a home has yielded, and has no answer of any other cluster: maybe nobody publishes.
+func (c *Cluster) alone() bool { return c.Yielded && len(c.WaitsFor) == c.Count-1 }
+
 // mostSubscribers is how many are shown.
 const mostSubscribers = 3
 
@@ -121,6 +124,8 @@ func (r *Report) cluster() Part {
 	if c.Hello > 0 {
 		hello := fmt.Sprint(c.Hello)
 		switch {
+		case c.alone():
+			hello += ", yielded, and no other cluster has answered"
 		case c.Yielded:
 			hello += ", yielded: others publish"
 		case c.Waits:
@@ -134,7 +139,7 @@ func (r *Report) cluster() Part {
 	switch {
 	case c.Publishes:
 		p.Level, p.Word = Warning, "publishes for its home"
-	case c.Yielded:
+	case c.Yielded && !c.alone():
 		p.Level, p.Word = Warning, "others publish"
 	case c.Waits:
 		p.Level, p.Word = Warning, "waits for clusters"
