@@ -523,3 +523,46 @@ func TestAHomeYieldsWithoutANumber(t *testing.T) {
 		t.Errorf("%v up to the claim and behind it", got)
 	}
 }
+
+// TestAYieldEndsBehindWhatWasThereAtTheStart: its end is a hello, and one of the process before may be there,
+// with its answers, and claims behind those. Neither the answer that was waited for ends it sooner, nor NATS.
+func TestAYieldEndsBehindWhatWasThereAtTheStart(t *testing.T) {
+	t.Parallel()
+	sign := relay.ClusterRow{Kind: relay.Published, By: 1}
+	hello := relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}
+	echo := relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}
+	for _, waited := range []bool{true, false} {
+		h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+		h.Start(0)
+		rows := []relay.ClusterRow{sign, hello, {Kind: relay.Yield, By: 1, Hello: 7}, echo}
+		if !waited {
+			rows[2], rows[3] = rows[3], rows[2]
+		}
+		rows = append(rows, hello, echo, relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 8, To: 20})
+		rows[4].Hello, rows[5].Hello = 8, 8
+		take := func(from, to int) {
+			for i := from; i < to; i++ {
+				h.Row(&rows[i], outbox.LSN(1+i), time.Duration(i))
+			}
+		}
+		kept := 3
+		if !waited {
+			kept = 4
+		}
+		take(0, kept-1)
+		h.yielded = true // it has asked for that
+		take(kept-1, kept)
+		h = HomeFrom(h.cfg, h.State())
+		h.Start(outbox.LSN(len(rows)))
+		h.Back()
+		for i := kept; i < len(rows); i++ {
+			if take(i, i+1); h.May(20, 20) != Wait || h.Nameless() {
+				t.Errorf("it waited %t: %v behind row %d", waited, h.May(20, 20), i)
+			}
+		}
+		h.Row(&sign, 8, 7)
+		if got := [...]Verdict{h.May(20, 20), h.May(21, 21)}; got != [...]Verdict{Leave, Publish} {
+			t.Errorf("it waited %t: %v up to the claim and behind it", waited, got)
+		}
+	}
+}

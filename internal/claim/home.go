@@ -128,9 +128,10 @@ func (h *Home) Back() {
 }
 
 // resume ends a yield when nothing is in the way any more: neither is NATS away, nor has a cluster not
-// answered the newest hello. One that is gone would not answer the next hello either.
+// answered the newest hello. One that is gone would not answer the next hello either. A process that has not
+// read yet what was there at its start does so then: a later hello may be there, and claims behind it.
 func (h *Home) resume() {
-	if h.yielded && !h.away && !h.waits {
+	if h.back && h.yielded && !h.away && !h.waits {
 		h.greet()
 	}
 }

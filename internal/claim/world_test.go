@@ -165,7 +165,7 @@ func newWorld(seed uint64, harm harm, bent string) *world {
 
 // start starts a cluster's outflow, from what its processes have kept.
 func (w *world) start(c *cluster) {
-	c.run, c.away = true, false
+	c.run, c.away = true, true // it has to read what its NATS has
 	for h := 1; h <= w.n; h++ {
 		p := c.procs[h]
 		cfg := p.home.cfg
