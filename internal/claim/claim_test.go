@@ -4,6 +4,7 @@ import (
 	"flag"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -563,6 +564,63 @@ func TestAYieldEndsBehindWhatWasThereAtTheStart(t *testing.T) {
 		h.Row(&sign, 8, 7)
 		if got := [...]Verdict{h.May(20, 20), h.May(21, 21)}; got != [...]Verdict{Leave, Publish} {
 			t.Errorf("it waited %t: %v up to the claim and behind it", waited, got)
+		}
+	}
+}
+
+// TestWhoWasGoneWhenAHomeYieldedLetsOthersClaim: the home had waited for it. When it is back the yield comes,
+// and what others have claimed since may come later still. Each time it waits for a whole circle more.
+func TestWhoWasGoneWhenAHomeYieldedLetsOthersClaim(t *testing.T) {
+	t.Parallel()
+	yield := relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 5}
+	for name, begin := range map[string]func(r *Reader){
+		"it has not answered": func(r *Reader) { r.hello, r.echoes[2] = 5, 0; r.Start(-1000) },
+		"it is just back": func(r *Reader) {
+			r.Start(-100)
+			r.Row(-100, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5}) // of a process before
+		},
+		"it is just back, and has answered again": func(r *Reader) {
+			r.Start(-70)
+			r.End(-70)
+			r.Row(-70, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+		},
+		"it starts again": func(r *Reader) { r.Row(-100, &yield); r.Start(-1000) },
+		"it was there":    func(*Reader) {},
+		"it was there and has just started": func(r *Reader) {
+			r.Start(-100)
+			r.End(-100)
+			r.Row(-100, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+		},
+	} {
+		r := NewReader(Config{Self: 2, Count: 3, Delay: 100}, 1)
+		r.Start(-1000)
+		r.Row(-1000, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 5})
+		r.Row(-1000, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+		begin(&r)
+		r.End(0)
+		r.Row(0, &yield)
+		r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+		more := time.Duration(200)
+		if strings.HasPrefix(name, "it was there") {
+			more = 0
+		}
+		claims := func(from time.Duration) {
+			t.Helper()
+			for now := from; now <= from+more; now++ {
+				if row := at(&r, now); (row.Kind == relay.Claim) != (now == from+more) {
+					t.Errorf("%s: at %d after %d: %v", name, now, from, row.Content())
+				}
+			}
+		}
+		r.Commit(20)
+		claims(0)
+		r.End(300)
+		r.Row(300, &relay.ClusterRow{Kind: relay.Claim, By: 3, Home: 1, Hello: 5, To: 20})
+		r.Commit(40)
+		claims(300)
+		r.Row(600, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 6})
+		if r.late || r.yielded {
+			t.Errorf("%s: a hello does not end it", name)
 		}
 	}
 }

@@ -23,6 +23,10 @@ type Reader struct {
 
 	yielded bool          // it does not publish until it says hello
 	since   time.Duration // its silence began, or, if it has yielded, the turn of the first cluster behind it
+	late    bool          // others may have read that yield long ago, and have claimed since
+
+	started  time.Duration // this process
+	answered uint64        // the newest hello of which it has read an own echo behind the end of its WAL
 
 	ended time.Duration // when the own WAL was last known to be read to its end
 	end   bool          // it was, since the start
@@ -35,9 +39,12 @@ func NewReader(cfg Config, home int) Reader { return Reader{cfg: cfg, home: home
 
 // Start begins a process, at any state that was kept, before anything is read: silence is counted anew.
 func (r *Reader) Start(now time.Duration) {
-	r.end, r.asked = false, asked{}
+	r.end, r.asked, r.started, r.answered, r.late = false, asked{}, now, 0, r.yielded
 	r.heard(now)
 }
+
+// circle is the time of a slot of each other cluster.
+func (r *Reader) circle() time.Duration { return time.Duration(r.cfg.Count-1) * r.cfg.Delay }
 
 // End says that the own WAL is read to its end, which was asked for at now or later. Call it as often as that
 // can be known, and before Next: only at such a moment there may be a claim.
@@ -47,8 +54,8 @@ func (r *Reader) End(now time.Duration) { r.ended, r.end = now, true }
 // other times than the rest: it waits for a whole circle more, in which whoever else can claim does.
 func (r *Reader) heard(now time.Duration) {
 	r.since = now
-	if !r.end || now-r.ended > r.cfg.Delay/8 {
-		r.since += time.Duration(r.cfg.Count-1) * r.cfg.Delay
+	if r.late || !r.end || now-r.ended > r.cfg.Delay/8 {
+		r.since += r.circle()
 	}
 }
 
@@ -80,6 +87,9 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 	case row.Kind == relay.Echo && (row.By != r.cfg.Self || row.Hello <= r.hello):
 		// An own one is behind its hello in this WAL. Another cluster may have read a hello first.
 		r.echoes[row.By] = max(r.echoes[row.By], row.Hello)
+		if row.By == r.cfg.Self && r.end {
+			r.answered = row.Hello
+		}
 	case row.Kind == relay.Claim && !r.echoes.void(row):
 		// It acts here, where it is read, whenever it was decided: what was settled before is not in it.
 		if from, to := max(row.From, r.settled), min(row.To, r.newest); row.By == r.cfg.Self && from < to {
@@ -98,10 +108,15 @@ func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 		r.settled = max(r.settled, row.To)
 	case relay.Hello:
 		if row.Hello > r.hello {
-			r.hello, r.yielded = row.Hello, false
+			r.hello, r.yielded, r.late = row.Hello, false, false
 		}
 	case relay.Yield:
 		if row.Hello >= r.hello { // else it was written before a hello that came first
+			// The home may have yielded because this cluster was gone: then the yield came with its return. A
+			// yield comes a slot after the hello; who was there then is older.
+			age := now - r.started
+			r.late = r.late || r.echoes[r.cfg.Self] < row.Hello || age < r.cfg.Delay*3/4 ||
+				r.answered < row.Hello && age < r.circle()
 			r.yielded = true
 			r.heard(now)
 		}
