@@ -333,7 +333,7 @@ func (w *world) step() {
 		if c.kind != "" && (w.calm || w.now >= c.until) && c != w.never {
 			w.mend(c)
 		}
-		if c.kind != "" {
+		if c.kind != "" || w.harm == oneFails && c.whole > 0 && w.now-c.whole <= w.lag { // rows are on their way
 			broken++
 		}
 	}
