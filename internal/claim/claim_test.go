@@ -539,7 +539,8 @@ func TestAYieldEndsBehindWhatWasThereAtTheStart(t *testing.T) {
 		if !waited {
 			rows[2], rows[3] = rows[3], rows[2]
 		}
-		rows = append(rows, hello, echo, relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 8, To: 20})
+		rows = append(rows, hello, echo,
+			relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 8, To: 20})
 		rows[4].Hello, rows[5].Hello = 8, 8
 		take := func(from, to int) {
 			for i := from; i < to; i++ {

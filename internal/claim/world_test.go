@@ -319,7 +319,8 @@ func (w *world) idle() {
 				continue
 			}
 			if since := max(w.born[e], c.whole, whole); w.now-since >= (2*w.n+4)*w.delay {
-				w.problem = fmt.Errorf("%v is not published %d steps later by a home that lives", e, w.now-since)
+				w.problem = fmt.Errorf("%v is not published %d steps later by a home that lives", e,
+					w.now-since)
 			}
 			break
 		}
@@ -333,7 +334,8 @@ func (w *world) step() {
 		if c.kind != "" && (w.calm || w.now >= c.until) && c != w.never {
 			w.mend(c)
 		}
-		if c.kind != "" || w.harm == oneFails && c.whole > 0 && w.now-c.whole <= w.lag { // rows are on their way
+		onTheirWay := w.harm == oneFails && c.whole > 0 && w.now-c.whole <= w.lag // are rows still
+		if c.kind != "" || onTheirWay {
 			broken++
 		}
 	}

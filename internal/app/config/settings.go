@@ -111,10 +111,10 @@ var settings = []setting{
 			"Without that it is read and has no effect.",
 		bind: func(c *Config) value { return subscriptionsValue{&c.Cluster.Subscriptions} }},
 	{path: "cluster.gone", want: "number,number,... of other clusters",
-		doc: "With cluster.mode: islands, the clusters that are gone for good: a home that returns does not " +
-			"wait for their answers. What one of them has published for it, and could not say, comes twice; " +
-			"what it had claimed and not published is missing. Take a number out again before that cluster " +
-			"is started.",
+		doc: "With cluster.mode: islands, the clusters that are gone for good: a home that returns does " +
+			"not wait for their answers. What one of them has published for it, and could not say, comes " +
+			"twice; what it had claimed and not published is missing. Take a number out again before that " +
+			"cluster is started.",
 		bind: func(c *Config) value { return numbersValue{&c.Cluster.Gone} }},
 
 	{path: "nats.url", def: "nats://127.0.0.1:4222", fallback: []string{"NATS_URL"}, secret: natsKey,

@@ -268,7 +268,7 @@ func TestAClusterIsShown(t *testing.T) {
 		"yielded": {config.Cluster{ID: 1}, func(s *pipeline.Status, _ *watch.Reading) {
 			s.Agreed = &pipeline.Agreement{Hello: 4, Yielded: true}
 		}, Warning, "others publish", []string{"hello 4, yielded: others publish"}},
-		"yielded for one of two": {config.Cluster{ID: 1, Count: 3}, func(s *pipeline.Status, _ *watch.Reading) {
+		"yielded for one": {config.Cluster{ID: 1, Count: 3}, func(s *pipeline.Status, _ *watch.Reading) {
 			s.Agreed = &pipeline.Agreement{Hello: 4, Yielded: true, WaitsFor: []int{3}}
 		}, Warning, "others publish", []string{"hello 4, yielded: others publish", "waits for 3"}},
 		"yielded to nobody": {config.Cluster{ID: 1, Count: 2}, func(s *pipeline.Status, _ *watch.Reading) {

@@ -109,7 +109,8 @@ func TestNothingIsTwiceWhileNothingFails(t *testing.T) {
 				o := harness.New(t, all[at].url, natsURL, c.o.Slot, clusterSettings(at, len(all))...)
 				o.UseStream(c.o.Stream)
 				o.Set(inSharedMode...)
-				o.Set("CLUSTER_MAXIMUM_DELAY="+delay.String(), fmt.Sprint("CLUSTER_SUBSCRIPTION=from_", home+1))
+				o.Set("CLUSTER_MAXIMUM_DELAY="+delay.String(),
+					fmt.Sprint("CLUSTER_SUBSCRIPTION=from_", home+1))
 				o.Init()
 				o.Start()
 				o.AwaitState("standby")
