@@ -498,15 +498,13 @@ func TestAnotherClusterPublishesForASilentHome(t *testing.T) {
 					return nil
 				})
 			}
-			load.Ending.Store(true)
-			load.Wait(t)
 			home.o.Kill()
 			s.losesWhatWasLeft(0)
 			there := s.last(0, 0)
 			home.o.Start()
-			harness.Exec(t, harness.Connect(t, home.url),
-				"INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('a', 'anna@1', 1, '{}')")
 			harness.AwaitMessages(t, s.js[0], home.o.Stream, int(there)+1)
+			load.Ending.Store(true)
+			load.Wait(t)
 			harness.Eventually(t, "all of the home's events", func() error { return s.missing(0, 0) })
 			switch all := s.judge(0); {
 			case all.elsewhere == 0:
