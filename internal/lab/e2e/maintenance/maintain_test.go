@@ -37,6 +37,7 @@ func (r *retained) maintainBy(other []string, settings ...string) *maintainer {
 	args := append(slices.Clone(other), harness.Program(env), "maintain")
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Stdout, cmd.Stderr = &m.log, &m.log
 	var err error
 	m.child, err = process.Start(cmd, syscall.SIGKILL)
