@@ -44,6 +44,8 @@ type Cluster struct {
 	Heard     time.Time `json:"heard,omitzero"`
 	Unsettled uint64    `json:"unsettled_bytes,omitempty"`
 	Publishes bool      `json:"publishes,omitempty"`
+
+	gone int // so many others are gone for good, by the settings
 }
 
 // ClusterOf returns what settings and watcher say; nil where there is one database.
@@ -52,6 +54,7 @@ func ClusterOf(cfg config.Cluster, r *watch.Reading) *Cluster {
 		return nil
 	}
 	return &Cluster{ID: cfg.ID, Count: cfg.Count, Subscription: cfg.Subscription,
+		gone:        len(cfg.GoneForGood()),
 		Subscribers: append([]watch.Subscriber{}, r.Subscribers...)}
 }
 
@@ -97,8 +100,12 @@ func (c *Cluster) Knows(said relay.Said, counted relay.Tally, kept checkpoint.Ke
 	}
 }
 
-// alone reports whether a home has yielded, and has no answer of any other cluster: maybe nobody publishes.
-func (c *Cluster) alone() bool { return c.Yielded && len(c.WaitsFor) == c.Count-1 }
+// alone reports whether a home has yielded, and waits for each other cluster that is not gone for good: maybe
+// nobody publishes.
+func (c *Cluster) alone() bool {
+	n := len(c.WaitsFor)
+	return c.Yielded && n > 0 && n == c.Count-1-c.gone
+}
 
 // mostSubscribers is how many are shown.
 const mostSubscribers = 3

@@ -274,6 +274,10 @@ func TestAClusterIsShown(t *testing.T) {
 		"yielded to nobody": {config.Cluster{ID: 1, Count: 2}, func(s *pipeline.Status, _ *watch.Reading) {
 			s.Agreed = &pipeline.Agreement{Hello: 4, Yielded: true, WaitsFor: []int{2}}
 		}, Warning, "waits for clusters", []string{"hello 4, yielded, and no other cluster has answered"}},
+		"yielded, one is gone": {config.Cluster{ID: 1, Count: 3, Mode: config.ModeIslands, Gone: "3"},
+			func(s *pipeline.Status, _ *watch.Reading) {
+				s.Agreed = &pipeline.Agreement{Hello: 4, Yielded: true, WaitsFor: []int{2}}
+			}, Warning, "waits for clusters", nil},
 		"in step": {config.Cluster{ID: 2, Subscription: "from_1"},
 			func(s *pipeline.Status, _ *watch.Reading) {
 				s.Agreed = &pipeline.Agreement{Hello: 4, Heard: now.Add(-time.Second), Unsettled: 2048}
