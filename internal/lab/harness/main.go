@@ -37,8 +37,8 @@ func Main(m *testing.M) {
 	flag.Parse()
 	await.WatchMachine()
 	smoke = os.Getenv("OUTFLOW_TEST_E2E") == "" && flag.Lookup("test.run").Value.String() == ""
-	// The tests wait, for servers and for rechecks, more than they compute: more of them run at the
-	// same time than there are cores, and two packages beside each other. -test.parallel has its way.
+	// The tests wait, for servers and for rechecks, more than they compute: more of them run at the same
+	// time than there are cores, and those of a library beside them. -test.parallel has its way.
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = f.Value.Set("3")
 	}

@@ -1,7 +1,8 @@
-// Command testreport reads what go test -json prints: go test -json ./... | testreport. It prints a line for
-// each package, and at the end what else a run has to say: what was skipped and why, the slowest tests, the
-// retries and standstills, and in the last place all that the tests printed which failed. It exits with 1 if
-// one did. It is internal to Outflow: it may change at any time.
+// Command testreport reads what go test -json prints, from files or pipes, all at the same time:
+// testreport <(go test -json ./sink) <(go test -json ./decoder). It prints a line for each package, and at the
+// end what else a run has to say: what was skipped and why, the slowest tests, the retries and standstills, and
+// in the last place all that the tests printed which failed. It exits with 1 if one did. It is internal to
+// Outflow: it may change at any time.
 package main
 
 import (
@@ -15,7 +16,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // event is one line of go test -json; see go doc test2json.
@@ -44,6 +48,7 @@ type timed struct {
 
 // report is what was seen so far.
 type report struct {
+	mu      sync.Mutex                  // of what follows, and of the output
 	output  map[string]*strings.Builder // by name, of tests and packages that haven't passed
 	failed  []string
 	skipped map[string][]string // names by reason
@@ -60,9 +65,19 @@ var marked = regexp.MustCompile(`^(postgres|seeds|retry|standstill|cpu): (.*)`)
 var reason = regexp.MustCompile(`^ +\S+\.go:\d+: (.*)`)
 
 func main() {
-	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
-		marks: map[string][]string{}, cpu: map[string]string{}}
-	if err := r.read(os.Stdin, os.Stdout); err != nil {
+	r := newReport()
+	var g errgroup.Group
+	for _, name := range os.Args[1:] {
+		g.Go(func() error {
+			in, err := os.Open(name)
+			if err != nil {
+				return err
+			}
+			defer in.Close()
+			return r.read(in, os.Stdout)
+		})
+	}
+	if err := g.Wait(); err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
 	}
@@ -70,6 +85,11 @@ func main() {
 	if len(r.failed) > 0 {
 		os.Exit(1)
 	}
+}
+
+func newReport() *report {
+	return &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
+		marks: map[string][]string{}, cpu: map[string]string{}}
 }
 
 // read reads all events and prints a line for each package that ends, and for each test that fails.
@@ -83,13 +103,19 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 		if err != nil && err != io.EOF {
 			return err
 		}
-		var e event
-		if json.Unmarshal(line, &e) != nil { // what the go command says beside the tests
-			fmt.Fprintf(out, "%s", line)
-			continue
-		}
-		r.take(e, out)
+		r.line(line, out)
 	}
+}
+
+func (r *report) line(line []byte, out io.Writer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var e event
+	if json.Unmarshal(line, &e) != nil { // what the go command says beside the tests
+		fmt.Fprintf(out, "%s", line)
+		return
+	}
+	r.take(e, out)
 }
 
 func (r *report) take(e event, out io.Writer) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -27,8 +28,7 @@ go: downloading something
 
 func TestARunIsSummedUp(t *testing.T) {
 	t.Parallel()
-	r := &report{output: map[string]*strings.Builder{}, skipped: map[string][]string{},
-		marks: map[string][]string{}, cpu: map[string]string{}}
+	r := newReport()
 	var out strings.Builder
 	must.Succeed(t, r.read(strings.NewReader(run), &out))
 	r.print(&out)
@@ -50,5 +50,24 @@ func TestARunIsSummedUp(t *testing.T) {
 		if !strings.Contains(failed, want) {
 			t.Errorf("the end does not say %q:\n%s", want, out.String())
 		}
+	}
+}
+
+func TestRunsBesideEachOtherAreOneReport(t *testing.T) {
+	t.Parallel()
+	r := newReport()
+	var out strings.Builder
+	first, lines := io.Pipe()
+	read := make(chan error)
+	go func() { read <- r.read(first, &out) }()
+	for line := range strings.Lines(run) {
+		_, err := lines.Write([]byte(line))
+		must.Succeed(t, err)
+		must.Succeed(t, r.read(strings.NewReader(strings.ReplaceAll(line, "/sink", "/decoder")), &out))
+	}
+	must.Succeed(t, lines.Close())
+	must.Succeed(t, <-read)
+	if r.passed != 2 || r.cpu[module+"sink"] == "" || r.cpu[module+"decoder"] == "" {
+		t.Errorf("passed %d, cpu %v", r.passed, r.cpu)
 	}
 }
