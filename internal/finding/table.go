@@ -161,21 +161,23 @@ var table = []Finding{
 		Title: "The slot keeps WAL because the home has not confirmed its own",
 		Hint: "Look at the home: is its `outflow run` running, does it publish, and is cluster.control set " +
 			"there? Do its rows come here? max_slot_wal_keep_size bounds what is kept.",
-		Runbook: "Who reads a home's rows keeps them until the home says that they are in its stream " +
-			"for good. Nothing is lost while there is room. [What to watch](clusters.md#what-to-watch)."},
+		Runbook: "The slot of a reader keeps a home's rows until the home says that they are in its " +
+			"stream for good. Nothing is lost while there is room. " +
+			"[What to watch](clusters.md#what-to-watch)."},
 	{Code: "cluster_waits", Severity: Warning,
 		Title: "A home waits for other clusters before it publishes again",
 		Hint: "Look at the clusters that the message names: does `outflow run` for this home's rows run " +
 			"there, and are this home's rows replicated there and theirs here? It goes on by itself when " +
 			"each of them has answered. Name one that is gone for good in cluster.gone.",
-		Runbook: "A home that was silent for longer than cluster.maximum_delay asks each other cluster to " +
-			"stop publishing for it. While one is gone it does not publish. After cluster.maximum_delay it " +
-			"leaves its events to those that have answered. [A NATS for each](clusters.md#a-nats-for-each)."},
+		Runbook: "A home that was silent for half of cluster.maximum_delay or longer asks each other cluster " +
+			"to stop publishing for it. While one of them is gone, the home does not publish. After " +
+			"cluster.maximum_delay it leaves its events to those that have answered. " +
+			"[When a home comes back](clusters.md#when-a-home-comes-back)."},
 	{Code: "cluster_silent", Severity: Warning,
 		Title: "This cluster publishes for another one, or others publish for this one",
 		Hint: "Look at the home: does its `outflow run` run, does it reach its NATS, and do its rows come " +
 			"to the other clusters? Nothing is lost meanwhile.",
-		Runbook: "Who wants all events of a home reads the streams of all clusters. " +
+		Runbook: "To get all events of a home, read the streams of all clusters. " +
 			"[A NATS for each](clusters.md#a-nats-for-each)."},
 	{Code: "cluster_lag", Severity: Warning,
 		Title: "Rows of another cluster come late, or not at all",

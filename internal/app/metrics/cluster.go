@@ -13,12 +13,13 @@ var (
 		"cluster", "subscription")
 	clusterOwner = describe("cluster_owner", "Where clusters share the stream: the number of the cluster "+
 		"that makes it, by the record as this process read it last. Others stand by.")
-	clusterEpoch  = describe("cluster_epoch", "In which epoch: it rises with each change of owner.")
+	clusterEpoch = describe("cluster_epoch", "Where clusters share the stream: the epoch, which rises with "+
+		"each change of owner.")
 	watermarkTime = describe("cluster_watermark_timestamp_seconds", "When the newest watermark was written, "+
 		"by the home's clock: by this home, or of those that were read of the home. A home that is idle "+
 		"writes none. Not on a standby.")
 	watermarkLSN = describe("cluster_watermark_confirmed_lsn", "LSN up to which the home has confirmed its "+
-		"own WAL, as that watermark says.")
+		"own WAL, as its newest watermark says.")
 	homeBehind = describe("cluster_behind_events", "Events that the home's newest watermark counts and that "+
 		"are not published here yet; with cluster.mode islands, up to which it is not settled here yet who "+
 		"publishes them. Not at a home, nor before a watermark was compared. If the counts "+
@@ -37,13 +38,13 @@ var (
 		"no other cluster has claimed.")
 	keptBytes = describe("cluster_kept_wal_bytes", "WAL that the slot keeps only because the home has not "+
 		"confirmed its own. Not at a home.")
-	keptSince = describe("cluster_kept_since_timestamp_seconds", "Since when the oldest of it is kept for "+
-		"that reason. No series while nothing is.")
+	keptSince = describe("cluster_kept_since_timestamp_seconds", "Since when the oldest WAL has been kept "+
+		"that the slot keeps only because the home has not confirmed its own. No series while there is none.")
 	subscriberRetained = describe("cluster_slot_retained_bytes", "WAL that PostgreSQL keeps for a slot by "+
 		"which another program, as a rule another cluster's subscription, reads this database, by its "+
 		"name. At most 64 slots.", "by")
-	subscriberLost = describe("cluster_slot_lost", "1 if PostgreSQL has removed WAL that such a slot "+
-		"needed: the other cluster lacks rows.", "by")
+	subscriberLost = describe("cluster_slot_lost", "1 if PostgreSQL has removed WAL that a slot by which "+
+		"another cluster reads this database needed: that cluster lacks rows.", "by")
 )
 
 func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {
