@@ -21,7 +21,7 @@ import (
 func (a *App) consumerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "consumer",
-		Short: "The consumers of the stream: list them, set one back, divide it otherwise, delete it",
+		Short: "The consumers of the stream: list them, set one back, repartition it, delete it",
 		Long: "Shows who reads the stream and how far each one is, sets one back so that it reads events " +
 			"again, changes into how many partitions it is divided, and deletes one.",
 		Example: "  outflow consumer list\n  outflow consumer rewind search --to time:2h\n  outflow " +

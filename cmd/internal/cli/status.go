@@ -20,7 +20,7 @@ func (a *App) statusCommand() *cobra.Command {
 	var asJSON, watching bool
 	cmd := a.configured(&cobra.Command{
 		Use:   "status",
-		Short: "Show what is wrong, lag, watermarks, and the health of slot and stream",
+		Short: "Show what is wrong, lag, positions, and the health of slot and stream",
 		Long: `Reads slot, checkpoint record, stream, consumers and servers, and shows where outflow
 is and what to do. It needs no running outflow, and changes nothing. It shows what it can read where a
 server does not answer.
