@@ -170,8 +170,8 @@ var table = []Finding{
 			"there, and are this home's rows replicated there and theirs here? It goes on by itself when " +
 			"each of them has answered. Name one that is gone for good in cluster.gone.",
 		Runbook: "A home that was silent for half of cluster.maximum_delay or longer asks each other " +
-			"cluster to stop publishing for it. While one of them is gone, the home does not publish. After " +
-			"cluster.maximum_delay it leaves its events to those that have answered. " +
+			"cluster to stop publishing for it. While one of them is gone, the home does not publish. " +
+			"After cluster.maximum_delay it leaves its events to those that have answered. " +
 			"[When a home comes back](clusters.md#when-a-home-comes-back)."},
 	{Code: "cluster_silent", Severity: Warning,
 		Title: "This cluster publishes for another one, or others publish for this one",
