@@ -29,8 +29,9 @@ var (
 	clusterYielded = describe("cluster_yielded", "cluster.mode islands: 1 while the home leaves its events "+
 		"to other clusters because it could not reach its NATS, or one of them did not answer it, as this "+
 		"process has read.")
-	clusterPublishes = describe("cluster_publishes", "cluster.mode islands, at a reader: 1 if this cluster "+
-		"was the last to publish for the home, and the home is silent since, or has yielded.")
+	clusterPublishes = describe("cluster_publishes", "At a reader: 1 while this cluster publishes for the "+
+		"home. cluster.mode shared: it makes the home's stream. islands: it was the last to publish for the "+
+		"home, and the home is silent since, or has yielded.")
 	homeHeard = describe("cluster_heard_timestamp_seconds", "cluster.mode islands, at a reader: when the "+
 		"home committed its newest sign of life that this process has read, by the home's clock.")
 	homeUnsettled = describe("cluster_unsettled_wal_bytes", "cluster.mode islands, at a reader: WAL of the "+
@@ -60,13 +61,15 @@ func (g gauges) cluster(c *overview.Cluster, s *pipeline.Status) {
 		g.set(clusterOwner, float64(s.Owner))
 		g.set(clusterEpoch, float64(s.Epoch))
 	}
+	if a := s.Agreed; c.Subscription != "" && (a != nil || s.Epoch > 0) {
+		g.is(clusterPublishes, a != nil && a.Publishes || s.Epoch > 0 && s.Owner == c.ID)
+	}
 	if a := s.Agreed; a != nil {
 		for _, n := range a.WaitsFor {
 			g.set(clusterAwaited, 1, strconv.Itoa(n))
 		}
 		g.is(clusterYielded, a.Yielded)
 		if c.Subscription != "" {
-			g.is(clusterPublishes, a.Publishes)
 			g.time(homeHeard, a.Heard)
 			g.set(homeUnsettled, float64(a.Unsettled))
 		}

@@ -211,6 +211,10 @@ var byHand = map[string]struct {
 		{`outflow_cluster_publishes{slot="s"}`, "1x60"},
 		{`outflow_cluster_publishes{slot="t"}`, "0x60"},
 	}},
+	"OutflowOwnerChanges": {"it takes two clusters", []Series{
+		{`outflow_cluster_epoch{slot="s"}`, "1+1x5 6x55"},
+		{`outflow_cluster_epoch{slot="t"}`, "1+1x4 5x56"},
+	}},
 	"OutflowClusterSlot": {"it takes 10 GiB of WAL", []Series{
 		{`outflow_cluster_slot_retained_bytes{slot="s",by="to_2"}`, "0+1073741824x60"},
 		{`outflow_cluster_slot_retained_bytes{slot="s",by="to_3"}`, "0x60"},

@@ -75,7 +75,8 @@ func owner(o *harness.Outflow) int {
 	return int(n)
 }
 
-// awaitOwner waits until one of the outflows is the owner by what it says, and returns which.
+// awaitOwner waits until one of the outflows is the owner by what it says, and returns which. One that is not
+// the home says that it publishes for it.
 func (s *sharedHome) awaitOwner(what string, of map[int]*harness.Outflow) (at int) {
 	s.Helper()
 	begun := time.Now()
@@ -89,6 +90,9 @@ func (s *sharedHome) awaitOwner(what string, of map[int]*harness.Outflow) (at in
 		return errors.New("nobody")
 	})
 	s.Logf("%s: cluster %d, after %v", what, at, time.Since(begun).Round(time.Millisecond))
+	if n, said := of[at].Series("outflow_cluster_publishes"); said != (at != 1) || said && n != 1 {
+		s.Errorf("cluster %d says that it publishes for the home: %v, %v", at, said, n)
+	}
 	return at
 }
 
