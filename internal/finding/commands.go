@@ -152,8 +152,8 @@ var commands = []Finding{
 	{Code: "rows_replicated", Severity: Error, Classes: fatal,
 		Title: "Rows of other servers are in the table, and nothing says which",
 		Hint: "They are in the streams of the servers that they were written to, and would be published " +
-			"here as well. Give `outflow repair` a condition with --where that only rows hold to that were " +
-			"written here.",
+			"here as well. Give `outflow repair` a condition with --where that holds only for rows that " +
+			"were written here. `outflow init --snapshot` can't leave them out: run `outflow init` without.",
 		Runbook: "[Several active databases](clusters.md)."},
 	{Code: "snapshot_ids", Severity: Error, Classes: fatal,
 		Title: "A snapshot needs an id that tells rows apart",

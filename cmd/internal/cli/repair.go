@@ -38,8 +38,9 @@ published while an erasure has not finished, or the database is from before one,
 --despite-erasure says to go on.
 
 Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accept is not what was found or
---accept-loss is missing, 3 if no repair is possible as things are (outflow still runs, no id column, ...),
-5 if a missing row can't be published, 1 if it was interrupted or a server can't be reached.`,
+--accept-loss is missing, 3 if no repair is possible as things are (outflow still runs, no id column, a
+server can't be reached, ...), 5 if a missing row can't be published, 1 if it was interrupted or has lost a
+server on the way.`,
 		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where " +
 			"\"created_at > now() - interval '2 days'\"",
 	}, func(ctx context.Context, cfg config.Config) error {
