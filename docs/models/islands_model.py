@@ -14,19 +14,24 @@ WAL: what it holds of the range there, it publishes.
 - A home that has returned, or has yielded, says hello when it can publish again, and publishes nothing until each other cluster has echoed
   that: what they have claimed comes before their echo. Meanwhile it gives signs of life. It leaves out what was claimed.
 - A home that has waited for an echo for `delay` yields as well: who does not answer may be gone for days. When all have echoed, it says hello.
-- Who starts again within half of `delay` of its newest sign of life, by its database's clock, says no hello, because nobody can have claimed: it gives a
-  sign of life at once and goes on where it was, also waiting for echoes. Who has yielded says hello.
+- Who starts again goes on from an older copy of its state. It gives a sign of life at once, and else does nothing, neither publishes nor ends a yield, before
+  it has read that: a later hello may be there, and claims behind it. If two of its signs of life, without a hello since, were half of `delay` apart
+  by its database's clock, or it has yielded, it says hello. Else nobody can have claimed: it says none, and goes on where it was, also waiting for echoes.
+- The number of a hello comes from its NATS. Who waits for that for `delay` yields as well, to those who know the hello before.
+- Who was gone when a home yielded may not know yet what others have claimed since: it waits for a circle of slots more after the yield and after each claim. It
+  was if it had not answered the hello before, or starts within the yield, or started less than three quarters of a slot before (or than a circle, if it has not answered since).
 
 The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away) and `delay` above four lags: nothing is lost; what
 has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
 acknowledgement had not come when the NATS went away. With two things broken nothing is lost, and what a living home commits is published after two
 circles of slots and four, if another cluster lives. With `cut` links between living clusters fail as well, and things break together: then
-nothing is lost all the same, and what is there twice is counted.
+nothing is lost all the same, and what is there twice is counted. The word of an operator, that a cluster is gone for good, is in internal/claim alone: it
+answers for that cluster, which no claim here needs, as a home that waits yields.
 
 Run: python3 islands_model.py [trials [first seed]]      random trials
      python3 islands_model.py mutations                  takes away one rule after the other: each must fail
 """
-import random, sys
+import pickle, random, sys
 
 MUTATIONS = {
     "echo": "a home that returns publishes at once",
@@ -52,9 +57,15 @@ MUTATIONS = {
     "slow": "a claim may be committed at any later time",
     "forget": "what was claimed and could not be published is forgotten",
     "wait": "a home that waits for an echo does not yield",
+    "stale": "who was gone when a home yielded takes its turn at once",
+    "hurry": "a yield ends before what was there at the start is read",
+    "number": "a home that waits for the number of a hello does not yield",
+    "chain": "a process that had to say hello and died before has ended the silence",
+    "gone": "a home that has yielded and starts again soon says no hello",
 }
 bent = None                                                             # the rule that is taken away
 steps = 600                                                             # of a trial; some rules are missed in longer ones only
+KEPT = "read done todo duty held mark seen yielded stale claims echoed hello token due gave echoes".split()    # its state, of which an older copy is kept
 
 
 class Cluster:
@@ -69,11 +80,18 @@ class Cluster:
         s.ended = -1 << 30                                              # when its own WAL was last read to the end
         s.hello, s.late, s.came = [0] * n, {}, {}                       # by home: its newest hello; its claim that is on its way; when an event came
         s.token, s.echoes, s.sent = 0, None, 0                          # echoes: who has echoed, None: none are awaited; sent: the last watermark
-        s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: without an acknowledgement; gave: it has yielded
+        s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: all that its NATS has; gave: it has yielded
         s.signed = -1 << 30                                             # its newest sign of life
         s.asked, s.whole, s.born = 0, 0, {}                             # since when it waits, and nothing of it is broken; when an event was committed
+        s.start, s.number, s.gap, s.due = None, 0, False, False         # start: the end of its WAL then, until that is read; due: a hello is
+        s.began, s.answered, s.stale = -1 << 30, [0] * n, [False] * n    # by home: its newest own echo since its start; it was gone at the yield
+        s.keep()
 
-    def heard(s, w): return w.now if w.now - s.ended <= w.delay / 8 or bent == "behind" else w.now + (w.n - 1) * w.delay
+    def keep(s): s.kept = pickle.dumps([getattr(s, k) for k in KEPT])
+
+    def heard(s, w, h): return w.now + (s.stale[h] or w.now - s.ended > w.delay / 8 and bent != "behind") * (w.n - 1) * w.delay
+
+    def may(s): return s.start is None and s.echoes is None and not s.due and not s.gave
 
     def claimed(s, h, p): return any(lo <= p <= hi for lo, hi in s.claims[h])
 
@@ -94,7 +112,10 @@ class World:
         for d in s.clusters:
             if d is not c: c.links.setdefault(d.c, []).append((s.now + s.rnd.randint(1, s.lag), row))
 
-    def publish(s, c, h, p): s.by.setdefault((h, p), []).append(c.c)
+    def publish(s, c, h, p):
+        if (h, p) in c.stored and (bent != "unread" or h != c.c): return
+        c.stored.add((h, p))
+        s.by.setdefault((h, p), []).append(c.c)
 
     # what breaks
     def fail(s, c, kind):
@@ -112,11 +133,9 @@ class World:
                 c.late = {}
                 return
         else: c.nats, c.away = False, s.now
-        if c.echoes is not None or c.gave: return
-        for p in c.todo[:s.rnd.choice([0, 0, 1, 3])]:                   # sent and stored, and the acknowledgement did not come
+        for p in c.todo[:s.rnd.choice([0, 0, 1, 3])] if c.may() else (): # sent and stored, and the acknowledgement did not come
             if not c.claimed(c.c, p):
                 s.publish(c, c.c, p)
-                c.stored.add(p)
                 s.unsure.add((c.c, p))
 
     def mend(s, c):
@@ -134,73 +153,96 @@ class World:
                 at = s.now + s.rnd.randint(1, s.lag)
                 d.links[c.c] = [(max(t, at), r) for t, r in d.links[c.c]]
         c.up = c.run = True
+        for k, v in zip(KEPT, pickle.loads(c.kept)): setattr(c, k, v)
+        c.began, c.answered, c.start = s.now, [-1] * s.n, len(c.wal)
+        c.stale = [y is not None and bent != "stale" for y in c.yielded]
         if bent != "fresh":
             c.ended = -1 << 30
-            c.seen, c.yielded = [c.heard(s)] * s.n, [None if y is None else c.heard(s) for y in c.yielded]
-        if (s.now - c.signed >= s.delay / 2 and bent != "soon") or c.gave: return s.hello(c)
-        s.count["soon"] += 1
+            c.seen = [c.heard(s, h) for h in range(s.n)]
+            c.yielded = [None if y is None else c.seen[h] for h, y in enumerate(c.yielded)]
         if bent == "still": c.echoes = None
+        c.gap = (c.gap and bent != "chain" or s.now - c.signed >= s.delay / 2) and bent != "soon"
         s.sign(c)
 
     def sign(s, c):
-        c.sent, c.signed = c.done, s.now
+        c.sent, c.signed = max(c.sent, c.done), s.now
         s.write(c, "watermark", c.done)
 
+    def greet(s, c): c.start, c.due, c.gave, c.echoes, c.asked = None, True, False, None, s.now
+
+    def heed(s, c, token): c.token, c.due, c.gave, c.echoes, c.asked = token, False, False, set(), s.now
+
     def hello(s, c):
-        c.token, c.echoes, c.gave, c.signed, c.asked = c.token + 1, set(), False, s.now, s.now
-        s.write(c, "hello", c.token)
+        c.number += 1                                                   # greater than each before, also than what a start has not read yet
+        s.heed(c, c.number)
+        c.gap, c.signed = False, s.now
+        s.write(c, "hello", c.number)
 
     # a cluster
     def take(s, c, home, row):
         """One row of the WAL."""
         kind, own = row[0], home == c.c
-        if kind != "event" or bent == "signs": c.seen[home] = c.heard(s)
+        if kind == "hello": c.stale[home] = False
+        if kind != "event" or bent == "signs": c.seen[home] = c.heard(s, home)
         if kind == "event":
             (c.todo if own else c.held[home]).append(row[1])
-            c.came[home, row[1]] = s.now
-        elif own and kind == "echo": c.echoed[home][row[1]] = row[2]
+            c.came.setdefault((home, row[1]), s.now)
+        elif own and kind == "echo":
+            c.echoed[home][row[1]] = max(c.echoed[home][row[1]], row[2])
+            if c.ended >= 0: c.answered[row[1]] = row[2]
+        elif own and kind == "hello" and row[1] > c.token: s.heed(c, row[1])        # of a process before this one
+        elif own and kind == "yield" and row[1] == c.token: c.gave = True
         elif own and kind != "claim": return
         elif kind == "watermark":
             c.mark[home] = max(c.mark[home], row[1])
             if bent != "watermark": c.held[home] = [p for p in c.held[home] if p > row[1]]
         elif kind == "claim":
             _, h, lo, hi, token = row
-            if own: c.late.pop(h, None)
+            if own and c.late.get(h, (0, 0))[1] == row: del c.late[h]
             if token < c.echoed[home][h] and bent != "late": return      # the home may have published them
             if own: mine = [p for p in c.held[h] if lo <= p <= hi - (2 if bent == "range" else 0)]
             if own and not (bent == "forget" and s.rnd.random() < .1): c.duty += [(h, p) for p in mine]
             c.claims[h].append((lo, hi))
-            c.seen[h] = c.heard(s)
-            if c.yielded[h] is not None: c.yielded[h] = c.heard(s)
+            c.seen[h] = c.heard(s, h)
+            if c.yielded[h] is not None: c.yielded[h] = c.heard(s, h)
             if own or bent != "claimed": c.held[h] = [p for p in c.held[h] if not lo <= p <= hi]
-        elif kind == "yield": c.yielded[home] = c.heard(s)
+        elif kind == "yield":
+            age = s.now - c.began
+            away = c.echoed[c.c][home] < row[1] or age < s.delay * 3 / 4 or c.answered[home] < row[1] and age < (s.n - 1) * s.delay
+            c.stale[home] |= away and bent != "stale"
+            c.yielded[home] = c.heard(s, home)
         elif kind == "hello":
             if bent != "over": c.yielded[home] = None
             c.hello[home] = row[1]
             s.write(c, "echo", home, row[1])
         elif kind == "echo":
-            c.echoed[home][row[1]] = row[2]
+            c.echoed[home][row[1]] = max(c.echoed[home][row[1]], row[2])
             if row[1] == c.c and c.echoes is not None and (row[2] == c.token or bent == "token"): c.echoes.add(home)
 
     def own(s, c):
         """Publishes own events and what was claimed, and writes what the others have to know."""
         if c.echoes is not None and (len(c.echoes) == s.n - 1 or bent == "echo"): c.echoes = None
-        waits = c.echoes is not None and bent != "wait" and s.now - c.asked >= s.delay
-        if not c.gave and (waits or not c.nats and c.echoes is None and s.now - c.away >= s.delay):
+        if c.start is not None and c.read > c.start:                    # behind its first sign of life
+            c.start, c.gave = None, c.gave and bent != "gone"
+            if c.gap or c.due or c.gave: s.greet(c)
+            else: s.count["soon"] += 1
+        if c.due and c.nats and s.rnd.random() < .2: s.hello(c)         # the number of one comes from NATS
+        waits = c.echoes is not None or c.due
+        late = s.now - c.asked >= s.delay and bent != ("number" if c.due else "wait")
+        if c.start is None and not c.gave and (late if waits else not c.nats and s.now - c.away >= s.delay):
             s.write(c, "watermark", c.done)
-            s.write(c, "yield")
+            s.write(c, "yield", c.token)
             s.count["yields"] += 1
             c.gave = True
-        if c.nats and c.gave and c.echoes is None:
+        if c.nats and c.gave and not waits and (c.start is None or bent == "hurry"):
             if bent == "away": c.gave = False
-            else: s.hello(c)
+            else: s.greet(c)
         if s.now % s.beat == 0 and (c.echoes is None or bent != "silent"): s.sign(c)     # also while it waits for echoes
         if not c.nats: return
         while c.duty and s.rnd.random() < .9: s.publish(c, *c.duty.pop(0))
-        if c.echoes is not None or c.gave: return
-        while c.todo and s.rnd.random() < .9:
+        while c.todo and c.may() and s.rnd.random() < .9:
             p = c.todo.pop(0)
-            if (p not in c.stored or bent == "unread") and (not c.claimed(c.c, p) or bent == "leave"): s.publish(c, c.c, p)
+            if not c.claimed(c.c, p) or bent == "leave": s.publish(c, c.c, p)
             c.done = p
 
     def claim(s, c, h):
@@ -257,6 +299,7 @@ class World:
             for h in range(s.n):
                 if h != c.c and c.nats: s.claim(c, h)
             s.own(c)
+            if rnd.random() < .05: c.keep()
 
 
 def trial(seed, harm):
