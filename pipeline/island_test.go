@@ -110,7 +110,7 @@ func (r *isleReader) ranges() (all []relay.Claimed, err error) {
 				continue
 			}
 			if result.Commit.Kind == relay.Events {
-				rule.Commit(result.Commit.LSN)
+				rule.Commit(0, result.Commit.LSN)
 			}
 			for i := range result.ClusterRows {
 				if own := rule.Row(0, &result.ClusterRows[i]); own != (claim.Range{}) {

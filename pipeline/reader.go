@@ -88,10 +88,10 @@ func (r *reader) take(result *decoder.Result) {
 	if c.Kind == relay.Events || slices.ContainsFunc(result.ClusterRows, r.ofHome) {
 		r.First(c.LSN)
 	}
-	if c.Kind == relay.Events {
-		r.Commit(c.LSN)
-	}
 	now := r.clock(time.Now())
+	if c.Kind == relay.Events {
+		r.Commit(now, c.LSN)
+	}
 	for n := range result.ClusterRows {
 		if r.ofHome(result.ClusterRows[n]) {
 			r.heard = relay.CommitTime(c.Time)

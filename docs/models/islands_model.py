@@ -6,7 +6,8 @@ WAL: what it holds of the range there, it publishes.
 - A home that is silent may be claimed from. Its silence is the time since the newest row that its Outflow wrote was read, by the clock of who
   reads, in slots of `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first quarter, if it has read its own
   WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down, or reads a backlog, does
-  not know when a row came: it counts anew, and a whole circle of slots more.
+  not know when a row came: it counts anew, and a whole circle of slots more. Its turns are at other times than those of the rest from then on: so it claims only
+  what the rest have had for a circle, until it reads a row in time again.
 - A claim is committed within a quarter of `delay`, or never. It names the newest hello of the home that its writer has read: behind its writer's echo of a
   later one it is void, for everybody.
 - A home whose own NATS is away for `delay` writes a yield: the next cluster may claim at once, and goes on doing so. From there on the
@@ -21,10 +22,10 @@ WAL: what it holds of the range there, it publishes.
 - Who was gone when a home yielded may not know yet what others have claimed since: it waits for a circle of slots more after the yield and after each claim. It
   was if it had not answered the hello before, or starts within the yield, or started less than three quarters of a slot before (or than a circle, if it has not answered since).
 
-The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away) and `delay` above four lags: nothing is lost; what
-has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; no two successors publish it; and an event is there twice only if its home had published it, and its watermark had not left when the home died, or its
-acknowledgement had not come when the NATS went away. With two things broken nothing is lost, and what a living home commits is published after two
-circles of slots and four, if another cluster lives. With `cut` links between living clusters fail as well, and things break together: then
+The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away; until what was written meanwhile has arrived) and
+`delay` above four lags: nothing is lost; what has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; and it is there twice, never more often, only if whoever had published it first could not say so: its home's watermark had not left when the home died,
+or the acknowledgement had not come when the NATS went away, or a claim had not left when its writer died. With two things broken nothing is lost, and what a living home commits is published after two
+circles of slots and four, if another cluster lives, from when the home has read what came while it was gone. With `cut` links between living clusters fail as well, and things break together: then
 nothing is lost all the same, and what is there twice is counted. The word of an operator, that a cluster is gone for good, is in internal/claim alone: it
 answers for that cluster, which no claim here needs, as a home that waits yields.
 
@@ -60,6 +61,7 @@ MUTATIONS = {
     "stale": "who was gone when a home yielded takes its turn at once",
     "hurry": "a yield ends before what was there at the start is read",
     "number": "a home that waits for the number of a hello does not yield",
+    "pace": "whose turns are at other times claims what has just come",
     "chain": "a process that had to say hello and died before has ended the silence",
     "gone": "a home that has yielded and starts again soon says no hello",
 }
@@ -83,13 +85,16 @@ class Cluster:
         s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: all that its NATS has; gave: it has yielded
         s.signed = -1 << 30                                             # its newest sign of life
         s.asked, s.whole, s.born = 0, 0, {}                             # since when it waits, and nothing of it is broken; when an event was committed
+        s.mended, s.off = -1 << 30, [False] * n                         # off: its turns are at other times than those of the rest
         s.start, s.number, s.gap, s.due = None, 0, False, False         # start: the end of its WAL then, until that is read; due: a hello is
         s.began, s.answered, s.stale = -1 << 30, [0] * n, [False] * n    # by home: its newest own echo since its start; it was gone at the yield
         s.keep()
 
     def keep(s): s.kept = pickle.dumps([getattr(s, k) for k in KEPT])
 
-    def heard(s, w, h): return w.now + (s.stale[h] or w.now - s.ended > w.delay / 8 and bent != "behind") * (w.n - 1) * w.delay
+    def heard(s, w, h):
+        s.off[h] = s.stale[h] or w.now - s.ended > w.delay / 8 and bent != "behind"
+        return w.now + s.off[h] * (w.n - 1) * w.delay
 
     def may(s): return s.start is None and s.echoes is None and not s.due and not s.gave
 
@@ -129,6 +134,7 @@ class World:
                 c.links[d] = [(1 << 30, r) for _, r in c.links[d]]
                 top = max([r[1] for _, r in c.links[d] if r[0] == "watermark"], default=0)
                 s.unsure |= {(c.c, p) for p in range(s.clusters[d].mark[c.c] + 1, top + 1)}
+                s.unsure |= {(r[1], p) for _, r in c.links[d] if r[0] == "claim" for p in range(r[2], r[3] + 1)}
             if kind == "down":
                 c.late = {}
                 return
@@ -140,7 +146,7 @@ class World:
 
     def mend(s, c):
         kind, begun = s.faults.pop(c.c)[0], c.begun
-        c.whole = c.asked = s.now
+        c.whole = c.mended = c.asked = s.now
         for d in s.clusters:
             for p in d.held[c.c] if s.most == 1 and d is not c else ():
                 assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun) < (s.n + 2) * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
@@ -252,7 +258,7 @@ class World:
         if h in c.late or slot < 1 or not turn or into >= s.delay / 4 or c.read < len(c.wal) and bent != "read": return
         lo = max([c.mark[h] if bent != "watermark" else 0] + [hi for _, hi in c.claims[h] if bent != "claimed"]) + 1
         mine = [p for p in c.held[h] if p >= lo]
-        if not mine: return
+        if not mine or c.off[h] and s.now - c.came[h, mine[0]] < (s.n - 1) * s.delay and bent != "pace": return
         hi = mine[-1] + (2 if bent == "range" else 0)
         slow = bent == "slow" and s.rnd.random() < .1
         c.late[(h, s.now) if slow else h] = s.now + (2 * s.delay if slow else s.rnd.randrange(1, s.delay // 4)), ("claim", h, lo, hi, c.hello[h])
@@ -261,6 +267,8 @@ class World:
     # all of them
     def idle(s):
         """What a living home has committed is published in time, if another cluster lives."""
+        for c in s.clusters:
+            if c.start is not None: c.whole = s.now                     # it reads what came while it was gone, and says that it lives
         for c in s.clusters:
             whole = [d.whole for d in s.clusters if d is not c and d.c not in s.faults]
             if c.c in s.faults or not whole: continue
@@ -273,7 +281,8 @@ class World:
         for c in s.clusters:
             if c.c in s.faults and (s.calm or s.now >= s.faults[c.c][1]): s.mend(c)
         if not s.cut: s.idle()
-        if not s.calm and rnd.random() < .004 and len(s.faults) < s.most:
+        soon = s.most == 1 and any(s.now - d.mended <= 2 * s.lag for d in s.clusters)    # what was written meanwhile is still on its way
+        if not s.calm and rnd.random() < .004 and len(s.faults) < s.most and not soon:
             c = rnd.choice(s.clusters)
             if c.c not in s.faults: s.fail(c, rnd.choice(["down", "relay", "nats"]))
         if s.cut and not s.calm and rnd.random() < .01: s.broken ^= {(rnd.randrange(s.n), rnd.randrange(s.n))}

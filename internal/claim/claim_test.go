@@ -98,7 +98,7 @@ func TestAClaimActsWhereItIsRead(t *testing.T) {
 	claim := relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 5, From: 10, To: 40}
 	for settled, want := range map[outbox.LSN]Range{0: {10, 30}, 20: {20, 30}, 30: {}, 50: {}} {
 		r := twoClusters()
-		r.Commit(30)
+		r.Commit(0, 30)
 		r.Row(1, &relay.ClusterRow{Kind: relay.Published, By: 1, To: settled})
 		if got := r.Row(2, &claim); got != want {
 			t.Errorf("settled up to %v: %+v, want %+v", settled, got, want)
@@ -108,7 +108,7 @@ func TestAClaimActsWhereItIsRead(t *testing.T) {
 		}
 	}
 	r := twoClusters()
-	r.Commit(30)
+	r.Commit(0, 30)
 	other := claim
 	other.Home = 3
 	if got := r.Row(1, &other); got != (Range{}) {
@@ -121,14 +121,14 @@ func TestAClaimActsWhereItIsRead(t *testing.T) {
 func TestAHomeThatSaysNothingIsNotClaimedFrom(t *testing.T) {
 	t.Parallel()
 	r := NewReader(Config{Self: 2, Count: 2, Delay: 100}, 1)
-	r.Commit(10)
+	r.Commit(0, 10)
 	for now := range time.Duration(1000) {
 		if row := at(&r, now); row.Kind != 0 {
 			t.Fatalf("at %d: %v", now, row.Content())
 		}
 	}
 	r = twoClusters()
-	r.Commit(10)
+	r.Commit(0, 10)
 	r.Row(1, &relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 4})
 	if row := at(&r, 2); row.Kind != 0 {
 		t.Errorf("after a yield that was late: %v", row.Content())
@@ -342,7 +342,7 @@ func TestAReaderClaimsNothingBeforeItsFirstCommit(t *testing.T) {
 	r := twoClusters()
 	r.First(20)
 	r.First(30)
-	r.Commit(40)
+	r.Commit(0, 40)
 	r = ReaderFrom(r.cfg, r.home, r.State())
 	r.Start(0)
 	r.End(0)
@@ -613,15 +613,42 @@ func TestWhoWasGoneWhenAHomeYieldedLetsOthersClaim(t *testing.T) {
 				}
 			}
 		}
-		r.Commit(20)
+		r.Commit(0, 20)
 		claims(0)
 		r.End(300)
 		r.Row(300, &relay.ClusterRow{Kind: relay.Claim, By: 3, Home: 1, Hello: 5, To: 20})
-		r.Commit(40)
+		r.Commit(300, 40)
 		claims(300)
 		r.Row(600, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 6})
 		if r.late || r.yielded {
 			t.Errorf("%s: a hello does not end it", name)
 		}
+	}
+}
+
+// TestWhoseTurnsAreAtOtherTimesLetsOthersClaim: who has read a backlog claims only what others have had for
+// a whole circle, until it reads a row in time.
+func TestWhoseTurnsAreAtOtherTimesLetsOthersClaim(t *testing.T) {
+	t.Parallel()
+	r := NewReader(Config{Self: 2, Count: 3, Delay: 100}, 1)
+	r.Start(0)
+	r.Row(0, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 5})
+	r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+	first := func(from time.Duration) time.Duration { // its turns begin at 300, 500, 700 and so on
+		for now := from; now < from+1000; now++ {
+			if at(&r, now).Kind == relay.Claim {
+				return now
+			}
+		}
+		return 0
+	}
+	r.Commit(290, 20)
+	if got := first(290); got != 500 {
+		t.Errorf("it claims at %d what has come at 290, want 500", got)
+	}
+	r.Row(510, &relay.ClusterRow{Kind: relay.Claim, By: 2, Home: 1, Hello: 5, To: 20}) // read in time
+	r.Commit(600, 30)
+	if got := first(600); got != 610 {
+		t.Errorf("it claims at %d what has come at 600, want 610", got)
 	}
 }

@@ -24,6 +24,8 @@ type Reader struct {
 	yielded bool          // it does not publish until it says hello
 	since   time.Duration // its silence began, or, if it has yielded, the turn of the first cluster behind it
 	late    bool          // others may have read that yield long ago, and have claimed since
+	off     bool          // its turns are at other times than those of the others
+	came    time.Duration // the oldest commit that is not settled was read then, or before
 
 	started  time.Duration // this process
 	answered uint64        // the newest hello of which it has read an own echo behind the end of its WAL
@@ -40,6 +42,7 @@ func NewReader(cfg Config, home int) Reader { return Reader{cfg: cfg, home: home
 // Start begins a process, at any state that was kept, before anything is read: silence is counted anew.
 func (r *Reader) Start(now time.Duration) {
 	r.end, r.asked, r.started, r.answered, r.late = false, asked{}, now, 0, r.yielded
+	r.came = now
 	r.heard(now)
 }
 
@@ -51,11 +54,19 @@ func (r *Reader) circle() time.Duration { return time.Duration(r.cfg.Count-1) * 
 func (r *Reader) End(now time.Duration) { r.ended, r.end = now, true }
 
 // heard begins the silence again. Who reads a backlog does not know when the row came, and has its turns at
-// other times than the rest: it waits for a whole circle more, in which whoever else can claim does.
+// other times than the rest, until it reads one in time: it waits for a whole circle more, and claims only
+// what came before the last circle. In a circle whoever else can claim does.
 func (r *Reader) heard(now time.Duration) {
 	r.since = now
-	if r.late || !r.end || now-r.ended > r.cfg.Delay/8 {
+	if r.off = r.late || !r.end || now-r.ended > r.cfg.Delay/8; r.off {
 		r.since += r.circle()
+	}
+}
+
+// settle takes a word of up to where commits are published or claimed.
+func (r *Reader) settle(now time.Duration, to outbox.LSN) {
+	if to > r.settled {
+		r.settled, r.came = to, now
 	}
 }
 
@@ -69,7 +80,12 @@ func (r *Reader) First(lsn outbox.LSN) {
 }
 
 // Commit takes a commit of the home that has events.
-func (r *Reader) Commit(lsn outbox.LSN) { r.newest = max(r.newest, lsn) }
+func (r *Reader) Commit(now time.Duration, lsn outbox.LSN) {
+	if r.newest <= r.settled {
+		r.came = now
+	}
+	r.newest = max(r.newest, lsn)
+}
 
 // Row takes a cluster row, of any cluster. What it returns is to be published.
 func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
@@ -95,7 +111,7 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 		if from, to := max(row.From, r.settled), min(row.To, r.newest); row.By == r.cfg.Self && from < to {
 			publish = Range{from, to}
 		}
-		r.settled = max(r.settled, row.To)
+		r.settle(now, row.To)
 		r.heard(now)
 	}
 	return publish
@@ -105,7 +121,7 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 	switch row.Kind {
 	case relay.Published:
-		r.settled = max(r.settled, row.To)
+		r.settle(now, row.To)
 	case relay.Hello:
 		if row.Hello > r.hello {
 			r.hello, r.yielded, r.late = row.Hello, false, false
@@ -154,7 +170,7 @@ func (r *Reader) turn(now time.Duration) bool {
 	if r.yielded {
 		silent += r.cfg.Delay
 	}
-	if silent < r.cfg.Delay {
+	if silent < r.cfg.Delay || r.off && now-r.came < r.circle() {
 		return false
 	}
 	slot, into := int64(silent/r.cfg.Delay), silent%r.cfg.Delay

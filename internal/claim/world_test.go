@@ -123,7 +123,7 @@ type world struct {
 	cs      []*cluster
 	by      map[event][]int // who has published it
 	born    map[event]int   // when it was committed
-	unsure  map[event]bool  // its home has published it, and could not say so
+	unsure  map[event]bool  // whoever has published it could not say so
 	broken  map[[2]int]bool
 	faults  int
 	claims  int
@@ -248,12 +248,22 @@ func (w *world) fail(c *cluster, kind string) {
 			heard = min(heard, d.covered[c.id])
 			for i := range c.links[d.id] { // what was on its way stays there
 				c.links[d.id][i].at = 1 << 30
+				w.unheard(&c.links[d.id][i].row)
 			}
 		}
 	}
 	for lsn := heard + 1; lsn <= c.written; lsn++ {
 		if e := (event{c.id, lsn}); c.stored[e] {
 			w.unsure[e] = true
+		}
+	}
+}
+
+// unheard takes note of a claim that has not left: others may claim the same.
+func (w *world) unheard(r *relay.ClusterRow) {
+	if r.Kind == relay.Claim {
+		for lsn := r.From + 1; lsn <= r.To; lsn++ {
+			w.unsure[event{r.Home, lsn}] = true
 		}
 	}
 }
@@ -472,7 +482,7 @@ func (w *world) take(c *cluster, h int, p *process, e entry) {
 		if own && e.from == h {
 			p.todo = append(p.todo, e.lsn)
 		} else if !own && e.from == h {
-			r.Commit(e.lsn)
+			r.Commit(w.time(), e.lsn)
 			c.came[event{h, e.lsn}] = w.now
 			if w.bent == "signs" && !r.yielded {
 				r.since = w.time()
