@@ -5,8 +5,8 @@
 //
 // [Home] is a cluster's own part, [Reader] that of a cluster that reads the rows of one home. Both are
 // values: a copy is what has to be kept to go on from that point of the WAL. Nothing in them depends on when
-// something was read but the silence that a Reader counts, which begins anew with each start, and how long a
-// Home's NATS is away, or it waits for the others.
+// something was read but the silence that a Reader counts and for how long a commit has been there, which
+// both begin anew with each start, and how long a Home's NATS is away, or it waits for the others.
 //
 // # What the driver owes
 //
