@@ -165,10 +165,14 @@ func (s *session) offerCut(ctx context.Context, now time.Time) error {
 // a reason, not a proof: if it is not, a window closes early.
 func (s *session) mayCut(now time.Time) bool {
 	held, _ := s.buffer.Held()
-	switch patience := s.p.cfg.MaximumDelay; {
-	case patience == 0 || !s.in.shared || s.in.away == nil || held == 0:
+	patience := s.p.cfg.MaximumDelay
+	if set := s.buffer.Settings(); !set.ByGap() {
+		patience = max(patience, set.Horizon) // until then a home that lives may have nothing to say
+	}
+	switch {
+	case s.p.cfg.MaximumDelay == 0 || !s.in.shared || s.in.away == nil || held == 0:
 		return false
-	case now.Sub(s.in.lastInput) < patience || s.in.end() < s.monitor.walEnd:
+	case now.Sub(s.p.input.came) < patience || s.in.end() < s.monitor.walEnd:
 		return false // the home, or what it has sent, may still close it
 	case !s.verified || s.in.decoder.InTransaction() || len(s.in.cuts) > 0 || s.tracker.Unacknowledged() ||
 		s.questions.busy:

@@ -67,7 +67,7 @@ func TestACutInThePlaceOfASettledOneIsRecorded(t *testing.T) {
 func TestAnInputElsewhereStartsBehindWhatWasRead(t *testing.T) {
 	t.Parallel()
 	cp := relay.Checkpoint{Due: 0x500, From: 0x100, Holds: []relay.Hold{{}}, Read: 0x9000}
-	in := input{from: cp.Published(), due: cp.Due, away: newAway(cp),
+	in := input{from: cp.Published(), due: cp.Due, away: newAway(cp), everRead: new(newestInput),
 		check:  checkpoint.NewTailCheck(checkpoint.Config{}, checkpoint.Start{}),
 		buffer: reorder.New(reorder.Config{Start: cp.Published(), Due: cp.Due})}
 	before, read := outbox.LSN(0), cp.Read

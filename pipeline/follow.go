@@ -154,6 +154,7 @@ func (f *follower) begin(r checkpoint.Readings, start checkpoint.Start) {
 	p, now, newest := f.p, time.Now(), start.Checkpoints[len(start.Checkpoints)-1].Checkpoint
 	f.server, f.begun, f.heard, f.asked = r.Server, now, r.Asked, r.Asked
 	f.moved, p.lags = now, 0
+	p.input.begin(newest.Due, now)
 	f.settings, f.newest, f.end = newest.Settings, newest.Due, newest.Start()
 	f.confirmed = start.Confirmed
 	f.decoder, f.questions = decoder.New(f.conns.Decoder), newWorker()
@@ -355,6 +356,7 @@ func (f *follower) commit(c *relay.Commit, now time.Time) error {
 		return nil
 	}
 	f.newest = max(f.newest, c.LSN)
+	f.p.input.read(c.LSN, now)
 	switch c.Kind {
 	case relay.Events:
 		f.events = now

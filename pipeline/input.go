@@ -25,8 +25,9 @@ type input struct {
 	from       outbox.LSN // what ends there or before is published
 	due        outbox.LSN // what ends there or before was read, and is of interest only where it is held
 
-	shared bool                   // clusters share the stream
-	cuts   []checkpoint.StoredCut // of the record, that are still to be carried out
+	everRead *newestInput           // of the sessions before, too
+	shared   bool                   // clusters share the stream
+	cuts     []checkpoint.StoredCut // of the record, that are still to be carried out
 
 	batch  *relay.Batch // being read, nil if none
 	next   int          // its next message
@@ -209,6 +210,7 @@ func (in *input) commit(c *relay.Commit) error {
 			return err
 		}
 		in.lastInput, in.lastTime, in.newest = in.lastData, c.Time, c.LSN
+		in.everRead.read(c.LSN, in.lastData)
 		if c.Kind == relay.SettingsChange {
 			in.settingsChanged(c)
 		}

@@ -84,6 +84,7 @@ type Pipeline struct {
 	settledCut uint64 // the sequence of the newest cut that is known to be in a durable record
 	silent     uint64 // the revision of the record that the stream's owner has not renewed in time
 	lags       uint64 // the epoch in which it does not come to what was read here
+	input      newestInput
 
 	durables []string // the durable consumers that were last named in the log
 
@@ -150,6 +151,7 @@ func (p *Pipeline) after(err error, attempt int) (time.Duration, *outbox.Fault) 
 	handover := errors.Is(err, errAnew) || fault != nil && fault.Code == relay.CodeSlotInUse
 	if err != nil && !handover {
 		p.metrics.failed(p.stage, err)
+		p.input = newestInput{}
 	}
 	switch {
 	case errors.As(err, &again):

@@ -92,8 +92,9 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 		source: conns.Source, decoder: decoder.New(conns.Decoder), buffer: s.buffer, check: s.check,
 		heartbeats: s.heartbeats,
 		metrics:    p.metrics, log: p.log, notices: &p.notices, from: cp.Published(), due: cp.Due,
-		shared: start.Shared, cuts: start.Cuts, lastData: now, lastInput: now,
+		shared: start.Shared, cuts: start.Cuts, lastData: now, lastInput: now, everRead: &p.input,
 	}
+	p.input.begin(cp.Due, now)
 	away := conns.Decoder.Mapping.Away()
 	if away {
 		s.in.away, s.heartbeats.writer, s.heartbeats.enabled = newAway(cp), nil, false

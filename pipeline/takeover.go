@@ -69,10 +69,32 @@ func (f *follower) compare(rec *checkpoint.Record, last uint64, changing bool) {
 }
 
 // patience is how long the owner may take for its next step. What is held waits for the time of its window;
-// whoever has just taken the stream cuts after another MaximumDelay, and all that follows becomes durable:
-// the epoch, the cut, and its record.
+// whoever has just taken the stream cuts after another MaximumDelay at most, and all that follows becomes
+// durable: the epoch, the cut, and its record.
 func (f *follower) patience() time.Duration {
 	return 2*f.p.cfg.MaximumDelay + f.window() + 3*f.conns.Checkpoint.DurableAfter
+}
+
+// newestInput is the newest input that was read, and when it came in. Sessions that follow each other without
+// a failure go on with it, because what is read again was there before: a cut need not wait again for what
+// the take-over has waited for.
+type newestInput struct {
+	lsn  outbox.LSN
+	came time.Time
+}
+
+// begin counts the home's silence from now where nothing is known of it. What the own record knows, up to
+// due, was read here before.
+func (n *newestInput) begin(due outbox.LSN, now time.Time) {
+	if n.came.IsZero() {
+		n.lsn, n.came = due, now
+	}
+}
+
+func (n *newestInput) read(lsn outbox.LSN, now time.Time) {
+	if lsn > n.lsn {
+		n.lsn, n.came = lsn, now
+	}
 }
 
 // mayTake reports whether a start may take the stream over from the owner that the record names: one that is

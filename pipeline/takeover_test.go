@@ -47,6 +47,91 @@ func TestASilentOwnerIsSuspected(t *testing.T) {
 	})
 }
 
+// TestACutDoesNotWaitAgainForWhatTheTakeOverHasWaitedFor: a home is gone, and its database with it. What it
+// had left open is in the stream when the time for a suspicion has passed once.
+func TestACutDoesNotWaitAgainForWhatTheTakeOverHasWaitedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSharing(t, 1, defaults, 0)
+		s.calm = true
+		s.spawn(0, 10*time.Second)
+		s.spawn(1, 10*time.Second)
+		s.write(3)
+		time.Sleep(time.Minute)
+		s.with(func() {
+			s.procs[0].dies()
+			s.pg.commit([]row{{"d", "x", "x:000001", "{}"}})
+			s.pg.down = time.Now().Add(time.Hour)
+		})
+		time.Sleep(15 * time.Second)
+		if err := s.completeElsewhere(); err != nil || s.cuts != 1 {
+			t.Errorf("%d cuts: %v", s.cuts, err)
+		}
+		s.stop()
+		if err := s.check(false); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestACutWaitsAnewBehindAFailure: while the own database is away, and until its rows come again, nothing of
+// a home that lives is read. What the own record knows of it is not new when it is read again.
+func TestACutWaitsAnewBehindAFailure(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]func(s *sharing){
+		"the owner's database is away": func(s *sharing) {
+			s.with(func() { s.procs[0].dies() })
+			time.Sleep(time.Minute)
+			s.owns("it has taken the stream", 2, 2)
+			s.write(1)
+			time.Sleep(5 * time.Second)
+			s.with(func() {
+				s.other.down = time.Now().Add(8 * time.Second)
+				s.apart = s.other.down.Add(5 * time.Second)
+				for _, u := range s.procs[1].ups {
+					u.cut(true)
+				}
+			})
+			time.Sleep(5 * time.Second)
+			s.write(1)
+			time.Sleep(10 * time.Second)
+			if s.cuts > 0 {
+				t.Error("the owner's database was away, and the home lives: it cuts")
+			}
+		},
+		"who stands by starts again": func(s *sharing) {
+			s.write(1)
+			s.with(func() {
+				s.procs[0].dies()
+				s.pg.down = time.Now().Add(time.Hour)
+			})
+			time.Sleep(3 * time.Second)
+			s.with(func() { s.procs[1].dies() })
+			s.spawn(1, 10*time.Second)
+			time.Sleep(15 * time.Second)
+			if err := s.completeElsewhere(); err != nil || s.cuts != 1 {
+				t.Errorf("it has started again: %d cuts: %v", s.cuts, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSharing(t, 1, defaults, 0)
+				s.calm = true
+				s.spawn(0, 10*time.Second)
+				s.spawn(1, 10*time.Second)
+				s.write(3)
+				time.Sleep(time.Minute)
+				fails(s)
+				s.stop()
+				if err := s.check(false); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // closing is a session of an owner elsewhere that has published all that it can, and holds an event at
 // 0x3000.
 func closing(t *testing.T, now time.Time) *session {
@@ -54,14 +139,15 @@ func closing(t *testing.T, now time.Time) *session {
 	start := checkpoint.Start{Checkpoint: relay.Checkpoint{Due: 0x1000, Seq: 7, Read: 0x9000}, LastSeq: 7,
 		End: 7, Thru: 0x2000}
 	start.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: start.Checkpoint, Since: now}}
-	s := &session{p: &Pipeline{cfg: Config{MaximumDelay: 10 * time.Second}}, conns: &Conns{Checkpoint: cfg},
+	s := &session{p: &Pipeline{cfg: Config{MaximumDelay: 10 * time.Second},
+		input: newestInput{0x3000, now.Add(-10 * time.Second)}}, conns: &Conns{Checkpoint: cfg},
 		thru: thruOf(start),
 		buffer: reorder.New(reorder.Config{Settings: defaults, Start: 0x1000, Due: 0x1000,
 			Scratch: memory{}}),
 		tracker: checkpoint.NewTracker(cfg, start, now), questions: newWorker(), verified: true,
 		asked: now.Add(-time.Minute), heard: now, monitor: monitor{walEnd: 0x9500}}
 	s.in = &input{shared: true, away: newAway(start.Checkpoint), decoder: decoder.New(awayDecoder()),
-		seen: 0x3000, lastInput: now.Add(-10 * time.Second)}
+		seen: 0x3000}
 	s.in.away.passed(0x9500)
 	t.Cleanup(s.questions.close)
 	if err := s.buffer.Append(&relay.Event{Doc: "d", Key: "a:1"}); err != nil {
@@ -94,7 +180,7 @@ func TestACutWaitsForAllBeforeIt(t *testing.T) {
 			s.buffer = reorder.New(reorder.Config{})
 		},
 		"the home is not silent": func(s *session) {
-			s.in.lastInput = now.Add(-9 * time.Second)
+			s.p.input.came = now.Add(-9 * time.Second)
 		},
 		"there is more to read":         func(s *session) { s.monitor.walEnd++ },
 		"the stream's end was not made": func(s *session) { s.verified = false },
