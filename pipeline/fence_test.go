@@ -12,7 +12,7 @@ import (
 
 // accepts reports whether a message is expected where the stream ends, and names its newest cut.
 func (js *jetstream) accepts(s *sent) bool {
-	return s.last == uint64(len(js.messages)) && s.fence == js.newestCut()
+	return !js.full && s.last == uint64(len(js.messages)) && s.fence == js.newestCut()
 }
 
 // newestCut is the sequence of the newest cut that is there, 0 if there is none.

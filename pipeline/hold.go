@@ -19,6 +19,9 @@ func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
 	// Another row, say, with the code of the one before it is another fault. The range grows with the WAL.
 	again := p.held != nil && p.held.Code == f.Code && p.held.Message == f.Message
 	p.held = f
+	if p.island != nil {
+		p.island.speaks = false // it can't publish: others may
+	}
 	since := p.health.failed(f, again)
 	if p.cfg.Failed != nil {
 		p.cfg.Failed(f, since)

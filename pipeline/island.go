@@ -104,13 +104,13 @@ func (i *island) take(r *decoder.Result) {
 }
 
 // mayPublish asks for a message that is not in the stream. An error ends the session, or lets it listen.
-func (s *session) mayPublish(ctx context.Context, h *outbox.Header, now time.Time) (bool, error) {
+func (s *session) mayPublish(ctx context.Context, h *outbox.Header) (bool, error) {
 	i := s.island
 	verdict := i.May(h.Due, h.Pos.LSN)
 	switch {
 	case verdict == claim.Wait:
 		return false, errWait
-	case !i.lively(now):
+	case !i.lively(time.Now()): // now: to leave the message before to others may have taken seconds
 		return false, errSilent
 	case verdict == claim.Publish, s.publishedBefore(h):
 		return true, nil

@@ -221,15 +221,22 @@ func (c *isle) each(f func(h *harness)) {
 func (w *islands) fail(c *isle, d time.Duration) {
 	w.tally.faults++
 	until := time.Now().Add(d)
-	kind := w.rnd.IntN(7)
+	kind, outlive := w.rnd.IntN(7), false
 	switch kind {
 	case 0: // its processes
 		c.kill()
-	case 1: // its database, and so they
+	case 1: // its database, and so they, or they outlive it
 		c.with(func() { c.down = until })
-		c.each(func(h *harness) { h.pg.down = until })
+		c.each(func(h *harness) {
+			h.pg.down = until
+			for _, u := range h.postgresConns() {
+				u.cut(true)
+			}
+		})
 		c.with(c.pg.crash)
-		c.kill()
+		if outlive = w.rnd.IntN(2) == 0; !outlive {
+			c.kill()
+		}
 	case 2, 3: // its NATS
 		c.each(func(h *harness) {
 			h.js.down = until
@@ -252,7 +259,7 @@ func (w *islands) fail(c *isle, d time.Duration) {
 	}
 	w.fails(c)
 	time.Sleep(time.Until(until))
-	if kind < 2 {
+	if kind < 2 && !outlive {
 		c.start()
 	}
 	for range w.rnd.IntN(3) { // and dies in the middle of what follows

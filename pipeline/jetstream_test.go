@@ -43,6 +43,7 @@ type jetstream struct {
 	shared   bool             // clusters share it: there may be cuts
 	onCut    func()           // called when one was stored
 	deaf     bool             // nobody may watch who publishes
+	full     bool             // it takes no messages
 
 	lossAt  uint64 // the first revision after the last loss, 0 if there was none
 	lost    int

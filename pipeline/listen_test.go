@@ -419,3 +419,70 @@ func TestAHomeThatCannotPublishSaysNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestAHomeWhoseStreamTakesNothingYields: NATS answers, and refuses all messages. So others publish, and the
+// home tries again from time to time. When the stream takes messages again it publishes what is left.
+func TestAHomeWhoseStreamTakesNothingYields(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.sleep(2 * time.Second)
+		c.js.full = true
+		c.write(5)
+		c.until(2*c.cfg.Delay, "a yield", func() bool { return c.wrote(relay.Yield) == 1 })
+		c.sleep(c.cfg.Delay - time.Second)
+		if n := c.wrote(relay.Hello); n != 1 {
+			t.Errorf("%d hellos in the time of a turn of each other cluster", n)
+		}
+		c.echoes(c.greets(2))
+		c.until(10*time.Second, "another yield", func() bool { return c.wrote(relay.Yield) == 2 })
+		c.js.full = false
+		c.echoes(c.greets(3))
+		c.published()
+	})
+}
+
+// TestAHomeThatIsHeldSaysNothing: a process that lives, and waits for a person to repair its stream, gives no
+// signs of life, although it has compared the stream before.
+func TestAHomeThatIsHeldSaysNothing(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.cfg.Delay, c.cfg.Beat = 5*time.Minute, 5*time.Second
+		pr := c.run(options{islands: &c.cfg, hold: true})
+		c.echoes(c.greets(1))
+		c.write(5)
+		c.published()
+		c.js.messages[len(c.js.messages)-1].header.Due++
+		c.pg.end += 0x100
+		c.write(1)
+		c.pg.delay = 200 * time.Millisecond
+		pr.broker().cut(true)
+		c.until(5*time.Minute, "the fault", func() bool { return pr.p.Status().State == StateFault })
+		signs := c.wrote(relay.Published)
+		c.sleep(20 * time.Minute)
+		if n := c.wrote(relay.Published) - signs; n > 0 {
+			t.Errorf("%d signs of life", n)
+		}
+	})
+}
+
+// TestAHomeIsNotSilentWhilePublishing: to leave a message to others takes seconds here, in which it gives no
+// sign of life. Whether it may publish the next one of the window is asked anew.
+func TestAHomeIsNotSilentWhilePublishing(t *testing.T) {
+	oneHome(t, 200*time.Millisecond, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.sleep(2 * time.Second)
+		n := len(c.js.messages)
+		c.write(1)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.write(1)
+		c.js.latency = 4500 * time.Millisecond
+		c.until(time.Minute, "left", func() bool { return len(c.record().Left) > 0 })
+		c.sleep(c.js.latency + 200*time.Millisecond)
+		c.js.latency, c.left = 200*time.Microsecond, c.record().Left
+		c.sleep(5 * time.Second)
+		if len(c.js.messages) > n {
+			t.Error("a message was published behind a silence of half of the delay, without a hello")
+		}
+		c.echoes(c.greets(2))
+		c.until(10*time.Second, "the other one", func() bool { return len(c.js.messages) == n+1 })
+	})
+}

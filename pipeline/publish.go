@@ -97,7 +97,7 @@ func (s *session) closeWindow() (err error) {
 // publish hands out the window's messages until there are no more (done), the publisher is full, or burst of
 // them are out.
 func (s *session) publish(ctx context.Context) (done bool, err error) {
-	o, now := &s.out, time.Now()
+	o := &s.out
 	for n := 0; n < burst && !s.pub.Full(); n++ {
 		if !o.ready {
 			more, err := o.next(s.history())
@@ -128,7 +128,7 @@ func (s *session) publish(ctx context.Context) (done bool, err error) {
 				continue
 			}
 			if s.island != nil {
-				if may, err := s.mayPublish(ctx, &o.header, now); err != nil {
+				if may, err := s.mayPublish(ctx, &o.header); err != nil {
 					return false, err
 				} else if !may {
 					o.left++
@@ -182,6 +182,13 @@ func (s *session) acked() (seq uint64) {
 	}
 	s.tracker.Acked(seq)
 	return seq
+}
+
+// publishedAll reports whether all that was there at the start of the session was read and is acknowledged.
+func (s *session) publishedAll() bool {
+	held, _ := s.buffer.Held()
+	return held == 0 && s.out.window == nil && s.in.batch == nil && !s.tracker.Unacknowledged() &&
+		s.in.end() >= s.monitor.walEnd
 }
 
 func (s *session) windowDone() {

@@ -93,7 +93,7 @@ func (r *reader) take(result *decoder.Result) {
 		r.Commit(now, c.LSN)
 	}
 	for n := range result.ClusterRows {
-		if r.ofHome(result.ClusterRows[n]) {
+		if r.ofHome(result.ClusterRows[n]) && result.ClusterRows[n].Home == 0 {
 			r.heard = relay.CommitTime(c.Time)
 		}
 		if own := r.Row(now, &result.ClusterRows[n]); own != (claim.Range{}) {
@@ -110,7 +110,7 @@ func (r *reader) last(row *relay.ClusterRow) bool {
 	switch {
 	case row.Home == r.home && row.Kind == relay.Claim:
 		return row.By == r.cfg.Self
-	case row.By == r.home && !r.State().Yielded:
+	case row.By == r.home && row.Home == 0 && !r.State().Yielded:
 		return false
 	}
 	return r.publishes

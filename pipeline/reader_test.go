@@ -557,3 +557,28 @@ func TestAReaderThatStoodByKnowsWhatTheOtherHasRead(t *testing.T) {
 		}
 	})
 }
+
+// TestAReaderThatOutlivesItsDatabaseClaimsNothing of a home that lives, whose rows come later than the
+// database is back.
+func TestAReaderThatOutlivesItsDatabaseClaimsNothing(t *testing.T) {
+	t.Parallel()
+	for away := 5 * time.Second; away < 30*time.Second; away += time.Second {
+		oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+			r.reads()
+			to := r.commits(2) // that the home publishes at once; its next sign of life is on its way
+			r.sleep(300 * time.Millisecond)
+			r.pg.down = time.Now().Add(away)
+			for _, u := range r.postgresConns() {
+				u.cut(true)
+			}
+			r.sleep(away)
+			r.pg.grow(r.pg.end + 0x100)
+			r.sleep(5 * time.Second) // until its subscription is connected again
+			r.signs(to)
+			r.unclaimed(3 * time.Second)
+			if n := r.rows(relay.Claim); n > 0 {
+				t.Errorf("the database was away for %v: %d claims", away, n)
+			}
+		})
+	}
+}

@@ -85,9 +85,17 @@ func twoClusters() Reader {
 	return r
 }
 
+// reads lets a reader read its WAL to the end until now, again and again.
+func reads(r *Reader, now time.Duration) {
+	for r.end && now-r.ended > r.cfg.Delay/4 {
+		r.End(r.ended + r.cfg.Delay/4)
+	}
+	r.End(now)
+}
+
 // at is what a reader asks for at the end of its WAL.
 func at(r *Reader, now time.Duration) relay.ClusterRow {
-	r.End(now)
+	reads(r, now)
 	return r.Next(now)
 }
 
@@ -598,7 +606,7 @@ func TestWhoWasGoneWhenAHomeYieldedLetsOthersClaim(t *testing.T) {
 		r.Row(-1000, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 5})
 		r.Row(-1000, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
 		begin(&r)
-		r.End(0)
+		reads(&r, 0)
 		r.Row(0, &yield)
 		r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
 		more := time.Duration(200)
@@ -615,7 +623,7 @@ func TestWhoWasGoneWhenAHomeYieldedLetsOthersClaim(t *testing.T) {
 		}
 		r.Commit(0, 20)
 		claims(0)
-		r.End(300)
+		reads(&r, 300)
 		r.Row(300, &relay.ClusterRow{Kind: relay.Claim, By: 3, Home: 1, Hello: 5, To: 20})
 		r.Commit(300, 40)
 		claims(300)
@@ -650,5 +658,81 @@ func TestWhoseTurnsAreAtOtherTimesLetsOthersClaim(t *testing.T) {
 	r.Commit(600, 30)
 	if got := first(600); got != 610 {
 		t.Errorf("it claims at %d what has come at 600, want 610", got)
+	}
+}
+
+// TestSilenceIsNotCountedWhileTheWALIsNotRead: the database was away for half of the delay or longer, and the
+// home's rows come later than it. A reader that has outlived that counts as one that has just started.
+func TestSilenceIsNotCountedWhileTheWALIsNotRead(t *testing.T) {
+	t.Parallel()
+	for gap, want := range map[time.Duration]time.Duration{49: 100, 50: 310, 500: 760} {
+		r := twoClusters()
+		r.Commit(0, 20)
+		reads(&r, 60)
+		r.End(60 + gap)
+		first := time.Duration(0)
+		for now := 60 + gap; now < 1000 && first == 0; now++ {
+			if at(&r, now).Kind == relay.Claim {
+				first = now
+			}
+		}
+		if first != max(want, 60+gap) {
+			t.Errorf("behind a gap of %d it claims at %d, want %d", gap, first, want)
+		}
+	}
+}
+
+// TestWhatAClusterSaysOfOthersIsNoSignOfItsOwnLife: the process that publishes the home's events is dead, and
+// another one there claims events of cluster 3, again and again.
+func TestWhatAClusterSaysOfOthersIsNoSignOfItsOwnLife(t *testing.T) {
+	t.Parallel()
+	r := NewReader(Config{Self: 2, Count: 3, Delay: 100}, 1)
+	r.Start(-1000)
+	reads(&r, 0)
+	r.Row(0, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 5})
+	r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 5})
+	r.Commit(0, 30)
+	for now := time.Duration(1); now <= 100; now++ {
+		r.Row(now, &relay.ClusterRow{Kind: []relay.ClusterRowKind{relay.Echo, relay.Claim}[now%2], By: 1,
+			Home: 3, Hello: 1, To: outbox.LSN(now)})
+		if row := at(&r, now); (row.Kind == relay.Claim) != (now == 100) {
+			t.Errorf("at %d: %v", now, row.Content())
+		}
+	}
+}
+
+// TestAHomeYieldsWhenNATSRefusesAllMessages: it answers, so the stream is compared each time, and takes
+// nothing. The time since the first failure counts, and the yield lasts for a turn of each other cluster.
+func TestAHomeYieldsWhenNATSRefusesAllMessages(t *testing.T) {
+	t.Parallel()
+	for name, stored := range map[string]bool{"refused": false, "stored": true} {
+		h := NewHome(Config{Self: 1, Count: 3, Delay: 100, Beat: 10})
+		rows := []relay.ClusterRow{{Kind: relay.Published, By: 1}, {Kind: relay.Hello, By: 1, Hello: 7},
+			{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}, {Kind: relay.Echo, By: 3, Home: 1, Hello: 7}}
+		h.Start(0)
+		for i := range rows {
+			h.Row(&rows[i], outbox.LSN(i+1), 0)
+		}
+		yielded, back := time.Duration(0), time.Duration(0)
+		for now := time.Duration(0); now < 500 && back == 0; now++ {
+			h.Away(now)
+			row := h.Next(now)
+			if row.Kind == relay.Yield {
+				yielded = now
+				h.Row(&row, outbox.LSN(now+10), now)
+			}
+			if h.Back(); h.Nameless() {
+				back = now
+			}
+			if stored {
+				h.Stored()
+			}
+		}
+		switch {
+		case stored && yielded > 0:
+			t.Errorf("%s: a yield at %d", name, yielded)
+		case !stored && (yielded != 101 || back != 300):
+			t.Errorf("%s: a yield at %d, a hello at %d", name, yielded, back)
+		}
 	}
 }

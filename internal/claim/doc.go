@@ -18,6 +18,7 @@
 //     or of which nobody knows, is not repeated: it is asked for again.
 //   - After a start, and when its NATS is back, a home reads what its stream has before it publishes
 //     anything. What it has counts as published, whether it was acknowledged or not.
+//   - It says with [Home.Stored] when NATS has stored a message, or there was none to be stored.
 //   - What was left to others stays left: it is recorded before anything is left out.
 //   - A [Range] that a Reader gives is published whole, in the home's order, once, however often the process
 //     dies meanwhile.

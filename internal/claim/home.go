@@ -56,7 +56,9 @@ type Home struct {
 	gap    bool          // two were half a delay apart, and no hello was read since
 
 	away    bool          // its NATS is
-	since   time.Duration // since then
+	since   time.Duration // since then, or since the yield
+	idle    bool          // NATS has stored nothing since it was away: it may answer and refuse all messages
+	refuses bool          // it was away again since, so a yield lasts for a turn of each other cluster
 	asks    bool          // this process has seen that it waits, for echoes or for a number
 	asking  time.Duration // since then
 	yielded bool          // since the newest hello it has asked for a yield
@@ -92,6 +94,7 @@ func (h *Home) State() relay.HomeState {
 // nobody has claimed meanwhile.
 func (h *Home) Start(end outbox.LSN) {
 	h.away, h.asks, h.alive, h.back, h.asked = false, false, false, false, asked{}
+	h.idle, h.refuses = false, false
 	h.end = end
 }
 
@@ -114,12 +117,21 @@ func (h *Home) Number(n uint64) {
 	}
 }
 
-// Away says that NATS can't be reached.
+// Away says that NATS can't be reached, or refuses a message.
 func (h *Home) Away(now time.Duration) {
-	if !h.away {
-		h.away, h.since = true, now
+	switch {
+	case h.away:
+		return
+	case !h.idle:
+		h.since = now
+	case !h.yielded:
+		h.refuses = true
 	}
+	h.away, h.idle = true, true
 }
+
+// Stored says that NATS has stored a message since it was away, or that there was none to be stored.
+func (h *Home) Stored() { h.idle, h.refuses = false, false }
 
 // Back says that NATS can be reached again, and was read.
 func (h *Home) Back() {
@@ -129,9 +141,10 @@ func (h *Home) Back() {
 
 // resume ends a yield when nothing is in the way any more: neither is NATS away, nor has a cluster not
 // answered the newest hello. One that is gone would not answer the next hello either. A process that has not
-// read yet what was there at its start does so then: a later hello may be there, and claims behind it.
+// read yet what was there at its start does so then: a later hello may be there, and claims behind it. A NATS
+// that answers, and refused all messages before, may refuse them still: only a message shows that.
 func (h *Home) resume() {
-	if h.back && h.yielded && !h.away && !h.waits {
+	if h.back && h.yielded && !h.away && !h.waits && !h.refuses {
 		h.greet()
 	}
 }
@@ -241,6 +254,10 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 	if waits := h.back && h.waits && (h.greeted || h.nameless); waits != h.asks {
 		h.asks, h.asking = waits, now
 	}
+	if h.refuses && h.yielded && now-h.since >= time.Duration(h.cfg.Count-1)*h.cfg.Delay {
+		h.refuses = false
+		h.resume()
+	}
 	if h.back && !h.asked.open(now, h.cfg.Delay) {
 		row := relay.ClusterRow{By: h.cfg.Self, Hello: h.hello}
 		switch {
@@ -250,7 +267,7 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 			row.Kind = relay.Yield // without a number for the next hello it is of the one before
 		case !h.yielded && h.hello > 0 && (h.away && !h.waits && now-h.since >= h.cfg.Delay ||
 			h.asks && now-h.asking >= h.cfg.Delay):
-			h.yielded = true
+			h.yielded, h.since = true, now
 			return h.sign(now) // before the yield, all that it has published
 		}
 		if row.Kind != 0 {

@@ -50,8 +50,15 @@ func (r *Reader) Start(now time.Duration) {
 func (r *Reader) circle() time.Duration { return time.Duration(r.cfg.Count-1) * r.cfg.Delay }
 
 // End says that the own WAL is read to its end, which was asked for at now or later. Call it as often as that
-// can be known, and before Next: only at such a moment there may be a claim.
-func (r *Reader) End(now time.Duration) { r.ended, r.end = now, true }
+// can be known, and before Next: only at such a moment there may be a claim. Where it was not known for half
+// of the delay, the database may have been away, and what came for it meanwhile may come later still: silence
+// is counted anew, as at a start.
+func (r *Reader) End(now time.Duration) {
+	if r.end && now-r.ended >= r.cfg.Delay/2 {
+		r.Start(now)
+	}
+	r.ended, r.end = now, true
+}
 
 // heard begins the silence again. Who reads a backlog does not know when the row came, and has its turns at
 // other times than the rest, until it reads one in time: it waits for a whole circle more, and claims only
@@ -117,7 +124,8 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 	return publish
 }
 
-// of takes a row of the home. Each is a sign of life of its outflow, which its events are not.
+// of takes a row of the home. What it says of its own commits is a sign of life of the process that publishes
+// them. Its events are none, nor what another process of it says of another home.
 func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 	switch row.Kind {
 	case relay.Published:
@@ -137,7 +145,7 @@ func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 			r.heard(now)
 		}
 	}
-	if !r.yielded {
+	if !r.yielded && row.Home == 0 {
 		r.heard(now)
 	}
 }
