@@ -163,8 +163,15 @@ func (w *lockedConn) Write(b []byte) (int, error) {
 // somebody else.
 func (w *lockedConn) SetWriteDeadline(time.Time) error { return nil }
 
-// Close ends the connection at once, also under a write that does not get on.
-func (w *lockedConn) Close() error { return w.raw.Close() }
+// Close ends the connection at once, also under a write that does not get on. What the kernel has not sent
+// yet is dropped: otherwise it sends that for minutes, and a message may be stored long after another cluster
+// has published the event.
+func (w *lockedConn) Close() error {
+	if tcp, ok := w.raw.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // fails where it is closed
+	}
+	return w.raw.Close()
+}
 
 // writer is where a publisher's messages go. One goroutine uses it.
 type writer interface {

@@ -3,6 +3,7 @@ package sink
 import (
 	"bytes"
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -153,5 +155,25 @@ func TestNoErrorOfNATSShowsASecret(t *testing.T) {
 	}
 	if !errors.Is(err, cause) || scrub(nil, cfg) != nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Error("the cause is lost")
+	}
+}
+
+// TestWhatIsNotSentIsDroppedAtTheEnd: a connection that was given up sends nothing more.
+func TestWhatIsNotSentIsDroppedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(t, err)
+	defer listener.Close()
+	d := &dialer{ctx: t.Context(), timeout: time.Minute}
+	conn, err := d.Dial("tcp", listener.Addr().String())
+	must.Succeed(t, err)
+	server, err := listener.Accept()
+	must.Succeed(t, err)
+	defer server.Close()
+	_, err = conn.Write(make([]byte, 1<<10))
+	must.Succeed(t, err)
+	d.close()
+	if n, err := io.Copy(io.Discard, server); err == nil {
+		t.Errorf("%d bytes and an orderly end", n)
 	}
 }
