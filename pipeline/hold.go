@@ -29,13 +29,17 @@ func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
 	if !p.cfg.Hold {
 		return 0, f
 	}
+	wait = HoldPause
+	if p.island != nil { // an attempt may give a sign of life: between two of them others have their turns
+		wait = max(wait, time.Duration(p.island.cfg.Count)*p.island.cfg.Delay)
+	}
 	level := slog.LevelError
 	if again {
 		level = slog.LevelDebug
 	}
 	p.log.Log(context.Background(), level, "publishing has stopped until the fault is repaired", "code",
-		f.Code, "class", f.Class.String(), "err", f, "again", HoldPause)
-	return HoldPause, nil
+		f.Code, "class", f.Class.String(), "err", f, "again", wait)
+	return wait, nil
 }
 
 // recovered takes note that the fault that was held is gone.

@@ -221,7 +221,7 @@ func (c *isle) each(f func(h *harness)) {
 func (w *islands) fail(c *isle, d time.Duration) {
 	w.tally.faults++
 	until := time.Now().Add(d)
-	kind, outlive := w.rnd.IntN(7), false
+	kind, outlive := w.rnd.IntN(8), false
 	switch kind {
 	case 0: // its processes
 		c.kill()
@@ -256,9 +256,12 @@ func (w *islands) fail(c *isle, d time.Duration) {
 	case 6: // its broker loses what it had not synced, of stream and record
 		c.lossy = true
 		c.each(func(h *harness) { h.js.powerLoss(w.rnd.IntN(3) > 0, w.rnd.IntN(2) == 0) })
+	case 7: // its streams take no messages
+		c.each(func(h *harness) { h.js.full = true })
 	}
 	w.fails(c)
 	time.Sleep(time.Until(until))
+	c.each(func(h *harness) { h.js.full = false })
 	if kind < 2 && !outlive {
 		c.start()
 	}

@@ -429,9 +429,9 @@ func TestAHomeWhoseStreamTakesNothingYields(t *testing.T) {
 		c.js.full = true
 		c.write(5)
 		c.until(2*c.cfg.Delay, "a yield", func() bool { return c.wrote(relay.Yield) == 1 })
-		c.sleep(c.cfg.Delay - time.Second)
+		c.sleep(2*c.cfg.Delay - time.Second)
 		if n := c.wrote(relay.Hello); n != 1 {
-			t.Errorf("%d hellos in the time of a turn of each other cluster", n)
+			t.Errorf("%d hellos in the time of two turns of the other cluster", n)
 		}
 		c.echoes(c.greets(2))
 		c.until(10*time.Second, "another yield", func() bool { return c.wrote(relay.Yield) == 2 })
@@ -484,5 +484,34 @@ func TestAHomeIsNotSilentWhilePublishing(t *testing.T) {
 		}
 		c.echoes(c.greets(2))
 		c.until(10*time.Second, "the other one", func() bool { return len(c.js.messages) == n+1 })
+	})
+}
+
+// TestBetweenAttemptsOthersHaveTheirTurns: the fault is found behind the comparison of the stream, at each
+// attempt again, and such an attempt gives signs of life.
+func TestBetweenAttemptsOthersHaveTheirTurns(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.cfg.Delay, c.cfg.Beat = time.Minute, 5*time.Second
+		pr := c.run(options{islands: &c.cfg, hold: true})
+		c.echoes(c.greets(1))
+		c.write(5)
+		c.published()
+		c.js.poison = "poison"
+		c.pg.commit([]row{{"d", "a", "k", "poison"}})
+		c.until(5*time.Minute, "the fault", func() bool { return pr.p.Status().State == StateFault })
+		silent, newest, signs, hellos := time.Duration(0), time.Now(), c.wrote(relay.Published), 1
+		for begun := time.Now(); time.Since(begun) < 20*time.Minute; c.sleep(100 * time.Millisecond) {
+			if n := c.wrote(relay.Hello); n > hellos {
+				hellos = n
+				c.echoes(c.greets(n))
+			}
+			if n := c.wrote(relay.Published); n > signs {
+				silent, newest, signs = max(silent, time.Since(newest)), time.Now(), n
+			}
+		}
+		if len(pr.opens) < 5 || silent < 2*c.cfg.Delay-time.Second {
+			t.Errorf("%d attempts, at most %v between two signs of life", len(pr.opens), silent)
+		}
+		c.js.poison = ""
 	})
 }

@@ -188,7 +188,7 @@ func (s *session) acked() (seq uint64) {
 func (s *session) publishedAll() bool {
 	held, _ := s.buffer.Held()
 	return held == 0 && s.out.window == nil && s.in.batch == nil && !s.tracker.Unacknowledged() &&
-		s.in.end() >= s.monitor.walEnd
+		s.in.end() >= s.server.WALEnd
 }
 
 func (s *session) windowDone() {

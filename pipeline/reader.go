@@ -196,18 +196,20 @@ const ends = 32
 func (s *session) answer(now time.Time) {
 	r, asked := s.reader, now
 	claims := s.verified && !r.lost && !s.full()
-	if claims && now.Sub(r.asked) >= r.cfg.Delay/ends && !s.questions.busy {
-		s.askEnd(now)
-	}
-	if s.heartbeats.worker.busy {
-		return
-	}
-	if claims && r.walEnd != 0 && s.in.end() >= r.walEnd {
+	reached := claims && r.walEnd != 0 && s.in.end() >= r.walEnd
+	if reached {
 		asked = r.asked
 		r.End(r.clock(asked))
 	}
-	if row := r.Next(r.clock(asked)); row.Kind != 0 {
-		s.writeRow(row, asked, func() {})
+	if !s.heartbeats.worker.busy {
+		if row := r.Next(r.clock(asked)); row.Kind != 0 {
+			s.writeRow(row, asked, func() {})
+		}
+	}
+	// What is not reached yet may be soon: while the WAL grows, the end of it is always further.
+	open := r.walEnd != 0 && !reached && now.Sub(r.asked) < r.cfg.Delay/8
+	if claims && now.Sub(r.asked) >= r.cfg.Delay/ends && !open && !s.questions.busy {
+		s.askEnd(now)
 	}
 }
 

@@ -582,3 +582,25 @@ func TestAReaderThatOutlivesItsDatabaseClaimsNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestAReaderClaimsWhileItsWALGrows: it reads its WAL half a second late, and others write without a pause,
+// or with short ones.
+func TestAReaderClaimsWhileItsWALGrows(t *testing.T) {
+	t.Parallel()
+	for _, every := range []int{1000, 50, 30} { // tenths of a second until a pause
+		oneReader(t, 2, 0, func(t *testing.T, r *isleReader) {
+			r.reads()
+			r.commits(2)
+			r.pg.delay = 400 * time.Millisecond
+			for i := 0; i < 1200 && r.rows(relay.Claim) == 0; i++ {
+				if i%(every+15) < every {
+					r.pg.grow(r.pg.end + 0x100)
+				}
+				r.sleep(100 * time.Millisecond)
+			}
+			if r.rows(relay.Claim) == 0 {
+				t.Errorf("not claimed within two minutes, %d tenths of a second from pause to pause", every)
+			}
+		})
+	}
+}

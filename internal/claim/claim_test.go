@@ -702,7 +702,7 @@ func TestWhatAClusterSaysOfOthersIsNoSignOfItsOwnLife(t *testing.T) {
 }
 
 // TestAHomeYieldsWhenNATSRefusesAllMessages: it answers, so the stream is compared each time, and takes
-// nothing. The time since the first failure counts, and the yield lasts for a turn of each other cluster.
+// nothing. The time since the first failure counts, and the yield lasts for two turns of each other cluster.
 func TestAHomeYieldsWhenNATSRefusesAllMessages(t *testing.T) {
 	t.Parallel()
 	for name, stored := range map[string]bool{"refused": false, "stored": true} {
@@ -714,7 +714,7 @@ func TestAHomeYieldsWhenNATSRefusesAllMessages(t *testing.T) {
 			h.Row(&rows[i], outbox.LSN(i+1), 0)
 		}
 		yielded, back := time.Duration(0), time.Duration(0)
-		for now := time.Duration(0); now < 500 && back == 0; now++ {
+		for now := time.Duration(0); now < 1000 && back == 0; now++ {
 			h.Away(now)
 			row := h.Next(now)
 			if row.Kind == relay.Yield {
@@ -731,8 +731,74 @@ func TestAHomeYieldsWhenNATSRefusesAllMessages(t *testing.T) {
 		switch {
 		case stored && yielded > 0:
 			t.Errorf("%s: a yield at %d", name, yielded)
-		case !stored && (yielded != 101 || back != 300):
+		case !stored && (yielded != 101 || back != 500):
 			t.Errorf("%s: a yield at %d, a hello at %d", name, yielded, back)
+		}
+	}
+}
+
+// publishingHome is cluster 1 of so many, which may publish from 0 on.
+func publishingHome(count int) Home {
+	h := NewHome(Config{Self: 1, Count: count, Delay: 100, Beat: 10})
+	h.Start(0)
+	h.Row(&relay.ClusterRow{Kind: relay.Published, By: 1}, 1, 0)
+	h.Row(&relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}, 2, 0)
+	for by := 2; by <= count; by++ {
+		h.Row(&relay.ClusterRow{Kind: relay.Echo, By: by, Home: 1, Hello: 7}, outbox.LSN(by+1), 0)
+	}
+	return h
+}
+
+// lives lets a home write and read what it has to say.
+func lives(h *Home, from, to time.Duration) {
+	for now := from; now < to; now++ {
+		if row := h.Next(now); row.Kind != 0 {
+			h.Row(&row, outbox.LSN(now+100), now)
+		}
+	}
+}
+
+// TestAYieldEndsWhenNothingIsRefused: NATS was away twice, the second time for long, and is back. There is
+// nothing to publish, or something was stored.
+func TestAYieldEndsWhenNothingIsRefused(t *testing.T) {
+	t.Parallel()
+	h := publishingHome(2)
+	h.Away(10)
+	h.Back()
+	h.Away(12)
+	lives(&h, 12, 150)
+	if !h.yielded {
+		t.Fatal("no yield")
+	}
+	if h.Back(); h.Nameless() {
+		t.Error("a hello before anything was stored")
+	}
+	if h.Stored(); !h.Nameless() {
+		t.Error("no hello")
+	}
+}
+
+// TestAShortFailureBehindAReturnIsNoYield: NATS was away for long, the home has yielded and is back, and
+// nothing was stored yet.
+func TestAShortFailureBehindAReturnIsNoYield(t *testing.T) {
+	t.Parallel()
+	for _, waits := range []bool{true, false} {
+		h := publishingHome(3)
+		h.Away(0)
+		lives(&h, 0, 1000)
+		h.Back()
+		h.Number(8)
+		lives(&h, 1000, 1005)
+		if waits {
+			h.Away(1005)
+		}
+		for by := 2; by <= 3; by++ {
+			h.Row(&relay.ClusterRow{Kind: relay.Echo, By: by, Home: 1, Hello: 8}, 5000, 1005)
+		}
+		h.Away(1005)
+		lives(&h, 1005, 1008)
+		if h.Back(); h.yielded || h.May(10000, 10000) != Publish {
+			t.Errorf("it waited %t: yielded %t, %v", waits, h.yielded, h.May(10000, 10000))
 		}
 	}
 }

@@ -58,7 +58,7 @@ type Home struct {
 	away    bool          // its NATS is
 	since   time.Duration // since then, or since the yield
 	idle    bool          // NATS has stored nothing since it was away: it may answer and refuse all messages
-	refuses bool          // it was away again since, so a yield lasts for a turn of each other cluster
+	refuses bool          // it was away again since, so a yield lasts for two turns of each other cluster
 	asks    bool          // this process has seen that it waits, for echoes or for a number
 	asking  time.Duration // since then
 	yielded bool          // since the newest hello it has asked for a yield
@@ -131,11 +131,14 @@ func (h *Home) Away(now time.Duration) {
 }
 
 // Stored says that NATS has stored a message since it was away, or that there was none to be stored.
-func (h *Home) Stored() { h.idle, h.refuses = false, false }
+func (h *Home) Stored() {
+	h.idle, h.refuses = false, false
+	h.resume()
+}
 
 // Back says that NATS can be reached again, and was read.
 func (h *Home) Back() {
-	h.away = false
+	h.away, h.idle = false, h.idle && (h.refuses || !h.yielded)
 	h.resume()
 }
 
@@ -254,7 +257,7 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 	if waits := h.back && h.waits && (h.greeted || h.nameless); waits != h.asks {
 		h.asks, h.asking = waits, now
 	}
-	if h.refuses && h.yielded && now-h.since >= time.Duration(h.cfg.Count-1)*h.cfg.Delay {
+	if h.refuses && h.yielded && now-h.since >= 2*time.Duration(h.cfg.Count-1)*h.cfg.Delay {
 		h.refuses = false
 		h.resume()
 	}

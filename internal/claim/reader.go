@@ -137,7 +137,7 @@ func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 	case relay.Yield:
 		if row.Hello >= r.hello { // else it was written before a hello that came first
 			// The home may have yielded because this cluster was gone: then the yield came with its return. A
-			// yield comes a slot after the hello; who was there then is older.
+			// yield comes a slot after the hello, mostly; who was there then is older.
 			age := now - r.started
 			r.late = r.late || r.echoes[r.cfg.Self] < row.Hello || age < r.cfg.Delay*3/4 ||
 				r.answered < row.Hello && age < r.circle()
