@@ -3,9 +3,9 @@
 A home publishes its own events at once, and writes watermarks: up to here I have published. The others hold its events until a watermark
 covers them, or until they may claim them. A claim is a row as well, for a range of one home's events. It acts where its writer reads it in its own
 WAL: what it holds of the range there, it publishes.
-- A home that is silent may be claimed from. Its silence is the time since the newest row that its Outflow wrote was read, by the clock of who
+- A home that is silent may be claimed from. Its silence is the time since the newest row was read that its Outflow wrote of its own events, by the clock of who
   reads, in slots of `delay`: the k-th slot belongs to the k-th cluster behind the home, which may claim in its first quarter, if it has read its own
-  WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down, or reads a backlog, does
+  WAL to the end. Its events are no signs of life: its database may live and its Outflow be dead. Who was down, or whose database was, or who reads a backlog, does
   not know when a row came: it counts anew, and a whole circle of slots more. Its turns are at other times than those of the rest from then on: so it claims only
   what the rest have had for a circle, until it reads a row in time again.
 - A claim is committed within a quarter of `delay`, or never. It names the newest hello of the home that its writer has read: behind its writer's echo of a
@@ -23,7 +23,7 @@ WAL: what it holds of the range there, it publishes.
   was if it had not answered the hello before, or starts within the yield, or started less than three quarters of a slot before (or than a circle, if it has not answered since).
 
 The claims, with one thing broken at a time (a cluster down, its Outflow alone, or its NATS away; until what was written meanwhile has arrived) and
-`delay` above four lags: nothing is lost; what has reached a living cluster is published after a circle of slots and two; no cluster publishes an event twice; and it is there twice, never more often, only if whoever had published it first could not say so: its home's watermark had not left when the home died,
+`delay` above four lags: nothing is lost; what has reached a living cluster is published after a circle of slots and two, if it is not behind for all of a turn; no cluster publishes an event twice; and it is there twice, never more often, only if whoever had published it first could not say so: its home's watermark had not left when the home died,
 or the acknowledgement had not come when the NATS went away, or a claim had not left when its writer died. With two things broken nothing is lost, and what a living home commits is published after two
 circles of slots and four, if another cluster lives, from when the home has read what came while it was gone. With `cut` links between living clusters fail as well, and things break together: then
 nothing is lost all the same, and what is there twice is counted. The word of an operator, that a cluster is gone for good, is in internal/claim alone: it
@@ -43,6 +43,7 @@ MUTATIONS = {
     "rank": "a slot belongs to everybody",
     "read": "a claim may come before the own WAL is read to its end",
     "fresh": "who returns counts silence from before its return",
+    "outlives": "whose Outflow outlives its database counts silence on",
     "behind": "who reads a backlog counts silence as if it had just come",
     "range": "a claim's range is greater than what is published for it",
     "order": "rows are not replicated in their order",
@@ -85,7 +86,9 @@ class Cluster:
         s.nats, s.away, s.stored, s.gave = True, 0, set(), False        # stored: all that its NATS has; gave: it has yielded
         s.signed = -1 << 30                                             # its newest sign of life
         s.asked, s.whole, s.born = 0, 0, {}                             # since when it waits, and nothing of it is broken; when an event was committed
+        s.lives = False                                                 # its Outflow has outlived its database
         s.mended, s.off = -1 << 30, [False] * n                         # off: its turns are at other times than those of the rest
+        s.missed = [-1 << 30] * n                                       # by home: its newest turn in all of which it was behind
         s.start, s.number, s.gap, s.due = None, 0, False, False         # start: the end of its WAL then, until that is read; due: a hello is
         s.began, s.answered, s.stale = -1 << 30, [0] * n, [False] * n    # by home: its newest own echo since its start; it was gone at the yield
         s.keep()
@@ -136,7 +139,8 @@ class World:
                 s.unsure |= {(c.c, p) for p in range(s.clusters[d].mark[c.c] + 1, top + 1)}
                 s.unsure |= {(r[1], p) for _, r in c.links[d] if r[0] == "claim" for p in range(r[2], r[3] + 1)}
             if kind == "down":
-                c.late = {}
+                c.late, c.lives = {}, s.rnd.random() < .5
+                if c.lives: c.keep()                                    # its Outflow lives, and has lost nothing
                 return
         else: c.nats, c.away = False, s.now
         for p in c.todo[:s.rnd.choice([0, 0, 1, 3])] if c.may() else (): # sent and stored, and the acknowledgement did not come
@@ -149,7 +153,7 @@ class World:
         c.whole = c.mended = c.asked = s.now
         for d in s.clusters:
             for p in d.held[c.c] if s.most == 1 and d is not c else ():
-                assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun) < (s.n + 2) * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
+                assert (c.c, p) in s.by or s.now - max(d.came[c.c, p], begun, d.missed[c.c]) < (s.n + 2) * s.delay, "nobody publishes %d of %d: %s" % (p, c.c, kind)
         if kind == "nats":
             c.nats = True
             return
@@ -162,7 +166,7 @@ class World:
         for k, v in zip(KEPT, pickle.loads(c.kept)): setattr(c, k, v)
         c.began, c.answered, c.start = s.now, [-1] * s.n, len(c.wal)
         c.stale = [y is not None and bent != "stale" for y in c.yielded]
-        if bent != "fresh":
+        if bent != "fresh" and not (bent == "outlives" and kind == "down" and c.lives):
             c.ended = -1 << 30
             c.seen = [c.heard(s, h) for h in range(s.n)]
             c.yielded = [None if y is None else c.seen[h] for h, y in enumerate(c.yielded)]
@@ -189,7 +193,9 @@ class World:
         """One row of the WAL."""
         kind, own = row[0], home == c.c
         if kind == "hello": c.stale[home] = False
-        if kind != "event" or bent == "signs": c.seen[home] = c.heard(s, home)
+        if kind == "hello" and bent != "over": c.yielded[home] = None
+        sign = kind in ("watermark", "hello") or kind == "event" and bent == "signs"     # not what it says of others
+        if sign and c.yielded[home] is None: c.seen[home] = c.heard(s, home)
         if kind == "event":
             (c.todo if own else c.held[home]).append(row[1])
             c.came.setdefault((home, row[1]), s.now)
@@ -218,7 +224,6 @@ class World:
             c.stale[home] |= away and bent != "stale"
             c.yielded[home] = c.heard(s, home)
         elif kind == "hello":
-            if bent != "over": c.yielded[home] = None
             c.hello[home] = row[1]
             s.write(c, "echo", home, row[1])
         elif kind == "echo":
@@ -255,6 +260,7 @@ class World:
         since = c.seen[h] if c.yielded[h] is None else c.yielded[h] - s.delay      # a yield is a slot of silence
         slot, into = divmod(s.now - since, s.delay)
         turn = (slot - 1) % (s.n - 1) + 1 == (c.c - h) % s.n or bent == "rank" or bent == "turn" and c.yielded[h] is not None
+        if slot >= 1 and turn and into == -(-s.delay // 4) - 1 and c.ended < s.now - into: c.missed[h] = s.now
         if h in c.late or slot < 1 or not turn or into >= s.delay / 4 or c.read < len(c.wal) and bent != "read": return
         lo = max([c.mark[h] if bent != "watermark" else 0] + [hi for _, hi in c.claims[h] if bent != "claimed"]) + 1
         mine = [p for p in c.held[h] if p >= lo]
@@ -304,7 +310,7 @@ class World:
             while c.read < len(c.wal) and (s.calm or rnd.random() < .9):
                 c.read += 1
                 s.take(c, *c.wal[c.read - 1])
-            if c.read == len(c.wal) or bent == "read": c.ended = s.now
+            if c.nats and c.read == len(c.wal) or bent == "read": c.ended = s.now
             for h in range(s.n):
                 if h != c.c and c.nats: s.claim(c, h)
             s.own(c)
