@@ -30,7 +30,7 @@ func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
 		return 0, f
 	}
 	wait = HoldPause
-	if p.island != nil { // an attempt may give a sign of life: between two of them others have their turns
+	if p.island != nil && p.reader == nil { // an attempt gives signs of life: others have their turns first
 		wait = max(wait, time.Duration(p.island.cfg.Count)*p.island.cfg.Delay)
 	}
 	level := slog.LevelError
