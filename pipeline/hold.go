@@ -8,8 +8,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// HoldPause is the pause between attempts to start while a fault is held, and how long another outflow must
-// have the slot before this one counts as its standby again: it may only be making such an attempt itself.
+// HoldPause is the least pause between attempts to start while a fault is held, and how long another outflow
+// must have the slot before this one counts as its standby again: it may only be making such an attempt
+// itself.
 const HoldPause = 30 * time.Second
 
 // failed takes note of a fault that needs a person. While it is held (Config.Hold), nothing is open but the
@@ -31,7 +32,7 @@ func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
 	}
 	wait = HoldPause
 	if p.island != nil && p.reader == nil { // an attempt gives signs of life: others have their turns first
-		wait = max(wait, time.Duration(p.island.cfg.Count)*p.island.cfg.Delay)
+		wait = max(wait, 2*time.Duration(p.island.cfg.Count)*p.island.cfg.Delay)
 	}
 	level := slog.LevelError
 	if again {

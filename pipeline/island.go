@@ -32,6 +32,7 @@ type island struct {
 	// before: the newest row that is known to be committed was asked for then, or the start began whose sign
 	// of life was read.
 	alive  time.Time
+	spoke  bool // since the start, which is one for [claim.Home], it has asked for a row
 	speaks bool // this process has compared the stream with the WAL: who can't publish says nothing
 }
 
@@ -58,7 +59,7 @@ func (i *island) begin(r *checkpoint.Readings) {
 	i.on(&r.Server.History)
 	if !i.lively(r.Asked) {
 		i.Start(r.Server.WALEnd)
-		i.alive = r.Asked
+		i.alive, i.spoke = r.Asked, false
 	}
 }
 
@@ -170,9 +171,12 @@ func (s *session) say(now time.Time) {
 		if row.Kind == relay.Yield {
 			s.metrics.yields.Inc()
 		}
+		// Behind a silence it is none: others may have claimed before it. The first one of a start finds that
+		// out, when it is read.
+		first := i.Starting() && !i.spoke
+		i.spoke = true
 		s.writeRow(row, now, func() {
-			// Behind a silence it is none: others may have claimed before it. A start finds that out.
-			if i.lively(now) || i.Starting() {
+			if first || i.lively(now) {
 				i.alive = now
 			}
 		})

@@ -116,7 +116,7 @@ func (s *session) natsLost(cause error) error {
 	if err := s.conns.JetStream.Err(); outbox.ClassOf(err) != outbox.Transient {
 		return err
 	}
-	if s.island != nil && s.verified && s.acked() > s.monitor.start {
+	if s.island != nil && s.verified && !s.clusters.lost && s.acked() > s.monitor.start {
 		s.island.Stored()
 	}
 	s.conns.JetStream.Close() // nothing that it still says counts

@@ -196,10 +196,14 @@ const ends = 32
 func (s *session) answer(now time.Time) {
 	r, asked := s.reader, now
 	claims := s.verified && !r.lost && !s.full()
-	reached := claims && r.walEnd != 0 && s.in.end() >= r.walEnd
+	age := now.Sub(r.asked)
+	reached := claims && r.walEnd != 0 && s.in.end() >= r.walEnd && age < r.cfg.Delay/4
 	if reached {
-		asked = r.asked
-		r.End(r.clock(asked))
+		r.End(r.clock(r.asked))
+		// What is claimed and not stored may stay so as long as NATS takes nothing: others claim the rest.
+		if s.out.window == nil && !s.tracker.Unacknowledged() {
+			asked = r.asked
+		}
 	}
 	if !s.heartbeats.worker.busy {
 		if row := r.Next(r.clock(asked)); row.Kind != 0 {
@@ -207,8 +211,8 @@ func (s *session) answer(now time.Time) {
 		}
 	}
 	// What is not reached yet may be soon: while the WAL grows, the end of it is always further.
-	open := r.walEnd != 0 && !reached && now.Sub(r.asked) < r.cfg.Delay/8
-	if claims && now.Sub(r.asked) >= r.cfg.Delay/ends && !open && !s.questions.busy {
+	open := r.walEnd != 0 && !reached && age < r.cfg.Delay/8
+	if claims && age >= r.cfg.Delay/ends && !open && !s.questions.busy {
 		s.askEnd(now)
 	}
 }

@@ -604,3 +604,22 @@ func TestAReaderClaimsWhileItsWALGrows(t *testing.T) {
 		})
 	}
 }
+
+// TestAReaderWhoseStreamTakesNothingClaimsNoMore: NATS answers, and refuses all messages. What it had claimed
+// before waits for it; what comes is for others.
+func TestAReaderWhoseStreamTakesNothingClaimsNoMore(t *testing.T) {
+	t.Parallel()
+	oneReader(t, 3, 0, func(t *testing.T, r *isleReader) {
+		r.reads()
+		r.commits(2)
+		r.js.full = true
+		r.claims(1)
+		for range 20 {
+			r.commits(1)
+			r.unclaimed(r.at.cfg.Delay)
+		}
+		r.js.full = false
+		r.claims(2)
+		r.has(22)
+	})
+}

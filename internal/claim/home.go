@@ -270,7 +270,9 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 			row.Kind = relay.Yield // without a number for the next hello it is of the one before
 		case !h.yielded && h.hello > 0 && (h.away && !h.waits && now-h.since >= h.cfg.Delay ||
 			h.asks && now-h.asking >= h.cfg.Delay):
-			h.yielded, h.since = true, now
+			if h.yielded, h.since = true, now; !h.away {
+				h.idle, h.refuses = false, false
+			}
 			return h.sign(now) // before the yield, all that it has published
 		}
 		if row.Kind != 0 {
