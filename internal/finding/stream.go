@@ -72,7 +72,9 @@ var stream = []Finding{
 		Hint: "Are two set-ups mixed up (postgres.url, nats.url), or was a server restored? If neither " +
 			"can be undone, run `outflow repair`.",
 		Runbook: "`run` and `repair` compare the newest messages of the stream with those made from the " +
-			"WAL; `status` does not." + fillsWithNewSlot},
+			"WAL; `status` does not. With cluster.mode: islands `outflow repair` is refused, and other " +
+			"clusters publish for this home meanwhile: [when something fails](clusters.md" +
+			"#when-something-fails-in-this-mode)." + fillsWithNewSlot},
 	{Code: "stream_full", Severity: Critical, Classes: transient,
 		Title: "The stream is at its limit and refuses messages",
 		Hint: "Raise max_bytes or max_msgs of the stream with `nats stream edit`, or set discard to old " +
@@ -80,7 +82,8 @@ var stream = []Finding{
 		Runbook: "Nothing is lost: the slot keeps what is not published. `nats stream info` shows " +
 			"messages and bytes beside their limits. With `discard old`, as `outflow init` makes it, a " +
 			"full stream drops its oldest messages instead, and consumers that have not read them miss " +
-			"them."},
+			"them. With cluster.mode: islands other clusters publish meanwhile, and this home goes on " +
+			"[some time later](clusters.md#when-something-fails-in-this-mode)."},
 	{Code: "no_leader", Severity: Critical, Classes: transient,
 		Title: "The stream has no leader",
 		Hint: "A majority of its replicas must be up: look with `nats stream info` and `nats server " +

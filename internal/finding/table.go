@@ -175,8 +175,9 @@ var table = []Finding{
 			"[When a home comes back](clusters.md#when-a-home-comes-back)."},
 	{Code: "cluster_silent", Severity: Warning,
 		Title: "This cluster publishes for another one, or others publish for this one",
-		Hint: "Look at the home: does its `outflow run` run, does it reach its NATS, and do its rows come " +
-			"to the other clusters? Nothing is lost meanwhile.",
+		Hint: "Look at the home: does its `outflow run` run, and without a fault? Does it reach its NATS, " +
+			"and does its stream take messages? Do its rows come to the other clusters? Nothing is lost " +
+			"meanwhile.",
 		Runbook: "To get all events of a home, read the streams of all clusters. " +
 			"[A NATS for each](clusters.md#a-nats-for-each)."},
 	{Code: "cluster_lag", Severity: Warning,

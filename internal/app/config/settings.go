@@ -89,8 +89,10 @@ var settings = []setting{
 			return choiceValue{&c.Cluster.Mode, []string{ModeNone, ModeShared, ModeIslands}}
 		}},
 	{path: "cluster.maximum_delay", def: "0s", fallback: []string{"MAXIMUM_DELAY"}, want: "from 0s to 24h",
-		doc: "After which silence of whoever makes a stream another cluster takes it over, or publishes " +
-			"for it. With cluster.mode: none it is read and checked, and has no effect.",
+		doc: "How long whoever makes a stream may be silent before another cluster takes it over, or " +
+			"publishes for it. The same on all clusters, 5s at least, and longer than a restart of " +
+			"PostgreSQL and Outflow takes. With cluster.mode: none it is read and checked, and has no " +
+			"effect.",
 		bind: func(c *Config) value {
 			return durationValue{&c.Cluster.MaximumDelay, 0, 24 * time.Hour, time.Millisecond}
 		}},
@@ -433,7 +435,9 @@ var settings = []setting{
 	{path: "on_fault", def: FaultExit, want: "exit or hold", choices: []string{FaultExit, FaultHold},
 		doc: "What run does at a fault that needs a person (exit codes 3, 4 and 5). exit: it ends. hold: " +
 			"it publishes nothing and holds no slot, but keeps page, metrics and probes, and looks every " +
-			"30 s, and at SIGHUP, whether the fault is gone.",
+			"30 s, and at SIGHUP, whether the fault is gone. With cluster.mode: islands it looks every " +
+			"2 × cluster.count × cluster.maximum_delay if that is longer, so that other clusters can " +
+			"publish in between.",
 		bind: func(c *Config) value { return choiceValue{&c.OnFault, []string{FaultExit, FaultHold}} }},
 	{path: "stop_timeout", def: "10s", want: "a duration of 0s or more, such as 10s",
 		doc:  "How long a clean stop waits for messages in flight.",

@@ -27,8 +27,8 @@ var (
 	clusterAwaited = describe("cluster_awaited", "cluster.mode islands, at a home: 1 for each cluster, by "+
 		"its number, whose answer it waits for before it publishes again. No series for others.", "cluster")
 	clusterYielded = describe("cluster_yielded", "cluster.mode islands: 1 while the home leaves its events "+
-		"to other clusters because it could not reach its NATS, or one of them did not answer it, as this "+
-		"process has read.")
+		"to other clusters because its NATS could not be reached or took no message, or one of them did not "+
+		"answer it, as this process has read.")
 	clusterPublishes = describe("cluster_publishes", "At a reader: 1 while this cluster publishes for the "+
 		"home. cluster.mode shared: it makes the home's stream. islands: it was the last to publish for the "+
 		"home, and the home is silent since, or has yielded.")

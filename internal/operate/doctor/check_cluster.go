@@ -196,10 +196,10 @@ var clusterChecks = []check{
 					cluster.ID, strings.Trim(fmt.Sprint(a.WaitsFor), "[]"), a.Hello)
 			case a.Publishes:
 				r.find("cluster_silent", "cluster %d publishes for the home of subscription %s, which is "+
-					"silent, or does not reach its NATS", cluster.ID, quote(cluster.Subscription))
+					"silent, or can't publish", cluster.ID, quote(cluster.Subscription))
 			case a.Yielded:
-				r.find("cluster_silent", "the home leaves its events to the other clusters: it does not "+
-					"reach its NATS, or a cluster did not answer it")
+				r.find("cluster_silent", "the home leaves its events to the other clusters: its NATS can't "+
+					"be reached or takes no message, or a cluster did not answer it")
 			case a.Hello == 0:
 				r.ok("the home has said no hello yet: nobody publishes for it")
 			default:
