@@ -13,6 +13,12 @@ import (
 // itself.
 const HoldPause = 30 * time.Second
 
+// HeldHomePause is that pause at a home for which other clusters publish, if an attempt gives signs of life:
+// between two of them each of the others has two turns.
+func HeldHomePause(clusters int, delay time.Duration) time.Duration {
+	return max(HoldPause, 2*time.Duration(clusters)*delay)
+}
+
 // failed takes note of a fault that needs a person. While it is held (Config.Hold), nothing is open but the
 // next attempt, which is an ordinary start: it publishes nothing that a restart of the process would not.
 // nil: Run goes on after wait.
@@ -20,7 +26,8 @@ func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
 	// Another row, say, with the code of the one before it is another fault. The range grows with the WAL.
 	again := p.held != nil && p.held.Code == f.Code && p.held.Message == f.Message
 	p.held = f
-	if p.island != nil {
+	spoke := p.island != nil && p.island.speaks
+	if spoke {
 		p.island.speaks = false // it can't publish: others may
 	}
 	since := p.health.failed(f, again)
@@ -31,8 +38,8 @@ func (p *Pipeline) failed(f *outbox.Fault) (wait time.Duration, err error) {
 		return 0, f
 	}
 	wait = HoldPause
-	if p.island != nil && p.reader == nil { // an attempt gives signs of life: others have their turns first
-		wait = max(wait, 2*time.Duration(p.island.cfg.Count)*p.island.cfg.Delay)
+	if spoke {
+		wait = HeldHomePause(p.island.cfg.Count, p.island.cfg.Delay)
 	}
 	level := slog.LevelError
 	if again {

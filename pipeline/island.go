@@ -33,7 +33,7 @@ type island struct {
 	// of life was read.
 	alive  time.Time
 	spoke  bool // since the start, which is one for [claim.Home], it has asked for a row
-	speaks bool // this process has compared the stream with the WAL: who can't publish says nothing
+	speaks bool // the stream was compared with the WAL since the last fault: who can't publish says nothing
 }
 
 func newIsland(cfg *claim.Config) *island {

@@ -421,7 +421,8 @@ func TestAClaimIsAsOldAsTheEndOfTheWALThatItIsDecidedAt(t *testing.T) {
 		r := &reader{rowsRead: rowsRead{cfg: cfg, begun: begun}}
 		r.Reader = claim.ReaderFrom(cfg, 2, relay.ReaderState{Newest: 7, Hello: 1, Echoes: []uint64{1}})
 		s := &session{reader: r, clusters: &r.rowsRead, verified: true, questions: newWorker(),
-			in: &input{away: &away{read: 100}}, heartbeats: &heartbeatWriter{worker: newWorker()},
+			tracker: new(checkpoint.Tracker),
+			in:      &input{away: &away{read: 100}}, heartbeats: &heartbeatWriter{worker: newWorker()},
 			conns: &Conns{Writer: w, Source: slowly{}}}
 		defer s.questions.close()
 		defer s.heartbeats.worker.close()

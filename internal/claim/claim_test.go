@@ -680,6 +680,13 @@ func TestSilenceIsNotCountedWhileTheWALIsNotRead(t *testing.T) {
 			t.Errorf("behind a gap of %d it claims at %d, want %d", gap, first, want)
 		}
 	}
+	r := twoClusters()
+	reads(&r, 60)
+	r.Row(524, &relay.ClusterRow{Kind: relay.Published, By: 1, To: 10})
+	r.Commit(526, 20)
+	if r.End(500); r.since != 624 || r.came != 526 {
+		t.Errorf("since %d, came %d: rows were read behind the question", r.since, r.came)
+	}
 }
 
 // TestWhatAClusterSaysOfOthersIsNoSignOfItsOwnLife: the process that publishes the home's events is dead, and

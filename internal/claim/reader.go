@@ -55,7 +55,9 @@ func (r *Reader) circle() time.Duration { return time.Duration(r.cfg.Count-1) * 
 // is counted anew, as at a start.
 func (r *Reader) End(now time.Duration) {
 	if r.end && now-r.ended >= r.cfg.Delay/2 {
+		since, came := r.since, r.came // of rows that were read since the end was asked for
 		r.Start(now)
+		r.since, r.came = max(r.since, since), max(r.came, came)
 	}
 	r.ended, r.end = now, true
 }

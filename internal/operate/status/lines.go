@@ -112,7 +112,7 @@ func (r *Report) printEnd(p *printer, e *checkpoint.End, now time.Time) {
 	case held != nil:
 		p.line("held", "%s, by %s, for %s, since %s", e.Code, process, units.Duration(since),
 			held.Since.Format(time.RFC3339))
-		p.more("", fmt.Sprintf("it runs, and tries again every %v; last at %s", pipeline.HoldPause,
+		p.more("", fmt.Sprintf("it runs, and tries again every %v; last at %s", r.again(),
 			e.At.Format(time.RFC3339)))
 	case e.Held:
 		p.line("last end", "%s held %s, and has not tried again since %s", process, e.Code,

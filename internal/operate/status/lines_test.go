@@ -55,6 +55,10 @@ func TestAHeldFaultIsAsOldAsNATSSays(t *testing.T) {
 	if f, since := r.held(now); f == nil || since != time.Minute {
 		t.Errorf("%v for %v", f, since)
 	}
+	r = &Report{pause: 20 * time.Minute, LastEnd: &checkpoint.End{Held: true, At: now.Add(-time.Hour)}}
+	if f, _ := r.held(now); f == nil {
+		t.Error("a home that tries again every 20 minutes is taken to be gone after an hour")
+	}
 }
 
 func TestTheSequencesThatWaitAreCounted(t *testing.T) {

@@ -46,12 +46,12 @@ type Report struct {
 	// one publishes, or that can't be read
 	LastEnd *checkpoint.End `json:"last_end,omitempty"`
 
-	broker time.Time // NATS's clock when it was asked; zero: not known
+	broker time.Time     // NATS's clock when it was asked; zero: not known
+	pause  time.Duration // between attempts of a process that holds a fault, at most; 0: the least one
 }
 
-// silent is after how long without an attempt a process that held a fault is taken to be gone: nothing says
-// so of one that was killed. An attempt may take as long as the pause before it.
-const silent = 4 * pipeline.HoldPause
+// again is how long it may be until a process that holds a fault tries again.
+func (r *Report) again() time.Duration { return max(pipeline.HoldPause, r.pause) }
 
 // held returns the fault at which a process waits, nil if none does, and for how long it has.
 func (r *Report) held(now time.Time) (f *pipeline.Fault, since time.Duration) {
@@ -63,7 +63,8 @@ func (r *Report) held(now time.Time) (f *pipeline.Fault, since time.Duration) {
 	if !r.broker.IsZero() && !e.Stored.IsZero() { // else the clocks of two hosts have to do
 		ago = r.broker.Sub(e.Stored)
 	}
-	if ago > silent {
+	// Nothing says that a process was killed. An attempt may take as long as the pause before it.
+	if ago > 4*r.again() {
 		return nil, 0
 	}
 	f = &pipeline.Fault{Code: e.Code, Message: e.Message, Hint: e.Hint, Since: cmp.Or(e.Since, e.At)}
@@ -249,6 +250,9 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	}
 	if cfg.Source.Rows() {
 		rep.Table = cfg.Table
+	}
+	if cfg.Cluster.Islands() {
+		rep.pause = pipeline.HeldHomePause(cfg.Cluster.Count, cfg.Cluster.MaximumDelay)
 	}
 	if s.failed == nil {
 		rep.Table = s.config.Table
