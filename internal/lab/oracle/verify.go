@@ -44,6 +44,20 @@ func Read(ctx context.Context, js jetstream.JetStream, stream string, f func(*Me
 // silence is after which time without a message it is asked whether there is one.
 const silence = 5 * time.Second
 
+// messages reads a stream in order.
+func messages(ctx context.Context, js jetstream.JetStream, stream string,
+	cfg jetstream.OrderedConsumerConfig) (jetstream.MessagesContext, error) {
+	cons, err := js.OrderedConsumer(ctx, stream, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("consumer on %s: %w", stream, err)
+	}
+	it, err := cons.Messages()
+	if err != nil {
+		return nil, fmt.Errorf("consumer on %s: %w", stream, err)
+	}
+	return it, nil
+}
+
 // readAll is Read with messages of whatever kind.
 func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(*Message) error) error {
 	st, err := js.Stream(ctx, stream)
@@ -54,16 +68,13 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 	if st.CachedInfo().State.Msgs == 0 {
 		return nil
 	}
-	cons, err := js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{})
+	it, err := messages(ctx, js, stream, jetstream.OrderedConsumerConfig{})
 	if err != nil {
-		return fmt.Errorf("consumer on %s: %w", stream, err)
+		return err
 	}
-	it, err := cons.Messages()
-	if err != nil {
-		return fmt.Errorf("consumer on %s: %w", stream, err)
-	}
-	defer it.Stop()
+	defer func() { it.Stop() }()
 	var batches batching
+	read := uint64(0)
 	for {
 		wait, cancel := context.WithTimeout(ctx, silence)
 		msg, err := it.Next(jetstream.NextContext(wait))
@@ -77,6 +88,14 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 			if s := now.CachedInfo().State; s.Msgs == 0 || s.FirstSeq > last {
 				return nil
 			}
+			// An ordered consumer of a stream whose leader has moved may stay silent for ever.
+			again, err := messages(ctx, js, stream, jetstream.OrderedConsumerConfig{
+				DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: read + 1})
+			if err != nil {
+				return err
+			}
+			it.Stop()
+			it = again
 			continue
 		}
 		if err != nil {
@@ -87,6 +106,7 @@ func readAll(ctx context.Context, js jetstream.JetStream, stream string, f func(
 			return fmt.Errorf("message without metadata: %w", err)
 		}
 		m := parse(msg, meta)
+		read = m.Seq
 		batches.plain(m)
 		if err := f(m); err != nil {
 			return err
