@@ -69,8 +69,8 @@ func (f *follower) compare(rec *checkpoint.Record, last uint64, changing bool) {
 }
 
 // patience is how long the owner may take for its next step. What is held waits for the time of its window;
-// whoever has just taken the stream cuts after another MaximumDelay at most, and all that follows becomes
-// durable: the epoch, the cut, and its record.
+// whoever has just taken the stream cuts after another MaximumDelay at most, or that time, and all that
+// follows becomes durable: the epoch, the cut, and its record.
 func (f *follower) patience() time.Duration {
 	return 2*f.p.cfg.MaximumDelay + f.window() + 3*f.conns.Checkpoint.DurableAfter
 }

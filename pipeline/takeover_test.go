@@ -47,17 +47,23 @@ func TestASilentOwnerIsSuspected(t *testing.T) {
 	})
 }
 
+// publishing is a home that has published, and another cluster that stands by. Nothing fails by itself.
+func publishing(t *testing.T) *sharing {
+	s := newSharing(t, 1, defaults, 0)
+	s.calm = true
+	s.spawn(0, 10*time.Second)
+	s.spawn(1, 10*time.Second)
+	s.write(3)
+	time.Sleep(time.Minute)
+	return s
+}
+
 // TestACutDoesNotWaitAgainForWhatTheTakeOverHasWaitedFor: a home is gone, and its database with it. What it
 // had left open is in the stream when the time for a suspicion has passed once.
 func TestACutDoesNotWaitAgainForWhatTheTakeOverHasWaitedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSharing(t, 1, defaults, 0)
-		s.calm = true
-		s.spawn(0, 10*time.Second)
-		s.spawn(1, 10*time.Second)
-		s.write(3)
-		time.Sleep(time.Minute)
+		s := publishing(t)
 		s.with(func() {
 			s.procs[0].dies()
 			s.pg.commit([]row{{"d", "x", "x:000001", "{}"}})
@@ -116,12 +122,7 @@ func TestACutWaitsAnewBehindAFailure(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSharing(t, 1, defaults, 0)
-				s.calm = true
-				s.spawn(0, 10*time.Second)
-				s.spawn(1, 10*time.Second)
-				s.write(3)
-				time.Sleep(time.Minute)
+				s := publishing(t)
 				fails(s)
 				s.stop()
 				if err := s.check(false); err != nil {

@@ -158,8 +158,8 @@ func TestNoErrorOfNATSShowsASecret(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotSentIsDroppedAtTheEnd: a connection that was given up sends nothing more.
-func TestWhatIsNotSentIsDroppedAtTheEnd(t *testing.T) {
+// TestAClosedConnectionIsReset: the kernel sends nothing more of it then.
+func TestAClosedConnectionIsReset(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)

@@ -57,7 +57,7 @@ type Home struct {
 
 	away    bool          // its NATS is
 	since   time.Duration // since then, or since the yield
-	idle    bool          // NATS has stored nothing since it was away: it may answer and refuse all messages
+	idle    bool          // nothing was stored since NATS was away, but behind a yield: it may refuse all
 	refuses bool          // it was away again since, so a yield lasts for two turns of each other cluster
 	asks    bool          // this process has seen that it waits, for echoes or for a number
 	asking  time.Duration // since then

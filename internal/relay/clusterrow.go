@@ -42,7 +42,7 @@ const (
 	Published
 	Hello // the writer has started, or its NATS is back; it publishes nothing until all others have echoed
 	Echo  // what the writer claimed from Home before it read that hello, it wrote before this row
-	Yield // the writer can't reach its NATS; others may claim its commits at once
+	Yield // the writer can't publish; others may claim its commits at once
 	Claim // the writer publishes the commits of Home that end above From, up to To
 )
 
