@@ -134,7 +134,7 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 			for _, o := range readers {
 				o.Start()
 			}
-			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(240, 6))
+			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(800, 6))
 			const perRound, others = 150, 20
 			load := harness.StartLoad(t, home.url, harness.RecordedOps(t, rounds*perRound), 4, 200, seed)
 			for round := range rounds {
@@ -145,10 +145,11 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 					return nil
 				})
 				for i, c := range all[1:] { // rows of their own, which are no part of the home's stream
-					harness.Exec(t, harness.Connect(t, c.url), "INSERT INTO outbox (doc_id, actor_id, "+
-						"counter, payload) SELECT 'of another', $1, n, '{}' FROM "+
-						"generate_series($2::int, $3::int) n", fmt.Sprint(i), round*others,
-						(round+1)*others-1)
+					conn := harness.Connect(t, c.url)
+					harness.Exec(t, conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) SELECT "+
+						"'of another', $1, n, '{}' FROM generate_series($2::int, $3::int) n", fmt.Sprint(i),
+						round*others, (round+1)*others-1)
+					harness.Must(t, conn.Close(t.Context())) // the server allows a hundred
 				}
 				faults := []string{"reader", "server", "link", "home", "refuse", "worker"}
 				switch faults[(round+rnd.IntN(2))%len(faults)] {
@@ -176,8 +177,10 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 						"REORDER_MODE="+[]string{"gap", "horizon"}[round%2])
 					home.o.Start()
 				case "worker":
-					harness.Exec(t, harness.Connect(t, away.url), "SELECT pg_terminate_backend(pid) FROM "+
-						"pg_stat_subscription WHERE pid IS NOT NULL")
+					conn := harness.Connect(t, away.url)
+					harness.Exec(t, conn, "SELECT pg_terminate_backend(pid) FROM pg_stat_subscription "+
+						"WHERE pid IS NOT NULL")
+					harness.Must(t, conn.Close(t.Context()))
 				}
 			}
 			load.Wait(t)
