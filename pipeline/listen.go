@@ -38,6 +38,9 @@ func (s *session) listen(ctx context.Context, cause error) error {
 		return err
 	}
 	probe := &natsProbe{session: s}
+	if s.clusters.lost && s.clusters.tries > 0 {
+		probe.wait()
+	}
 	attempts, cancel := context.WithCancel(ctx)
 	defer cancel()
 	poll := time.NewTicker(idleInterval)
@@ -116,8 +119,8 @@ func (s *session) natsLost(cause error) error {
 	if err := s.conns.JetStream.Err(); outbox.ClassOf(err) != outbox.Transient {
 		return err
 	}
-	if s.island != nil && s.verified && !s.clusters.lost && s.acked() > s.monitor.start {
-		s.island.Stored()
+	if s.verified && !s.clusters.lost && s.acked() > s.monitor.start {
+		s.natsStores()
 	}
 	s.conns.JetStream.Close() // nothing that it still says counts
 	s.p.natsFailed(cause)
@@ -128,11 +131,26 @@ func (s *session) natsLost(cause error) error {
 	return nil
 }
 
-// natsProbe tries to reach NATS again while a session listens.
+// natsStores takes note that NATS has stored a message of this session, or that there is none to be stored.
+func (s *session) natsStores() {
+	s.clusters.tries = 0
+	if s.island != nil {
+		s.island.Stored()
+	}
+}
+
+// natsProbe tries to reach NATS again while a session listens: at once, but with pauses, also from session to
+// session, as long as it stores nothing.
 type natsProbe struct {
 	*session
 	answer chan error // of an attempt; nil: none is under way
 	next   time.Time
+}
+
+// wait puts the next attempt off.
+func (p *natsProbe) wait() {
+	p.next = time.Now().Add(backoff(p.clusters.tries, p.p.jitter))
+	p.clusters.tries++
 }
 
 // begin begins an attempt if it is time to.
@@ -158,7 +176,8 @@ func (p *natsProbe) begin(ctx context.Context, now time.Time) {
 // over takes the answer of an attempt, and reports whether NATS is back. A fault of it is for the next start
 // to judge.
 func (p *natsProbe) over(err error) bool {
-	p.answer, p.next = nil, time.Now().Add(p.pause())
+	p.answer = nil
+	p.wait()
 	if err == nil || outbox.ClassOf(err) != outbox.Transient {
 		return true
 	}

@@ -468,6 +468,24 @@ func TestAHomeWhoseStreamTakesNothingYields(t *testing.T) {
 	})
 }
 
+// TestAnOutageBehindAnotherIsNotOneWithIt: two short failures of NATS, between which there was nothing to be
+// stored, because what came is held. Nobody has to publish for the home.
+func TestAnOutageBehindAnotherIsNotOneWithIt(t *testing.T) {
+	oneHome(t, time.Hour, func(t *testing.T, c *isle) {
+		c.run(options{islands: &c.cfg, noHeartbeats: true})
+		c.echoes(c.greets(1))
+		c.write(5)
+		for range 3 {
+			c.sleep(2 * c.cfg.Delay)
+			c.procs[0].broker().cut(true)
+		}
+		c.sleep(c.cfg.Delay)
+		if n := c.wrote(relay.Yield); n > 0 {
+			t.Errorf("%d yields", n)
+		}
+	})
+}
+
 // TestAHomeThatIsHeldSaysNothing: a process that lives, and waits for a person to repair its stream, gives no
 // signs of life, although it has compared the stream before.
 func TestAHomeThatIsHeldSaysNothing(t *testing.T) {

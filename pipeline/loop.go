@@ -125,8 +125,8 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if s.reader != nil {
 		s.settled()
 	}
-	if s.island != nil && (acked > s.monitor.start || idle && s.publishedAll()) {
-		s.island.Stored()
+	if s.clusters != nil && (acked > s.monitor.start || idle && s.nothingToStore()) {
+		s.natsStores()
 	}
 	if idle && s.out.window == nil && s.in.batch == nil {
 		s.whenIdle(now)

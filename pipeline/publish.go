@@ -184,10 +184,10 @@ func (s *session) acked() (seq uint64) {
 	return seq
 }
 
-// publishedAll reports whether all that was there at the start of the session was read and is acknowledged.
-func (s *session) publishedAll() bool {
-	held, _ := s.buffer.Held()
-	return held == 0 && s.out.window == nil && s.in.batch == nil && !s.tracker.Unacknowledged() &&
+// nothingToStore reports whether all that was there at the start of the session was read, and what it has
+// closed is acknowledged. What is held was not sent before either.
+func (s *session) nothingToStore() bool {
+	return s.out.window == nil && s.in.batch == nil && !s.tracker.Unacknowledged() &&
 		s.in.end() >= s.server.WALEnd
 }
 

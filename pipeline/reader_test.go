@@ -615,9 +615,13 @@ func TestAReaderWhoseStreamTakesNothingClaimsNoMore(t *testing.T) {
 		r.commits(2)
 		r.js.full = true
 		r.claims(1)
+		opens := len(r.pr.opens)
 		for range 20 {
 			r.commits(1)
 			r.unclaimed(r.at.cfg.Delay)
+		}
+		if n := len(r.pr.opens) - opens; n > 20*int(2*r.at.cfg.Delay/backoffMax) {
+			t.Errorf("%d sessions in %v", n, 20*r.at.cfg.Delay)
 		}
 		r.js.full = false
 		r.claims(2)

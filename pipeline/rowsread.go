@@ -18,6 +18,7 @@ type rowsRead struct {
 	read     outbox.LSN // in the WAL that is read here: the rows up to there were taken
 	timeline uint32     // that read lies on
 	lost     bool       // NATS is away, or was not read since
+	tries    int        // to reach it since it has stored something, or there was nothing to be stored
 
 	revision uint64     // of the newest record that this process has read or written
 	lacks    outbox.LSN // what the rows up to there have led to may be lacking in the record; 0: nothing is
