@@ -134,9 +134,9 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 			for _, o := range readers {
 				o.Start()
 			}
-			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(800, 6))
+			rounds := harness.EnvInt(t, "OUTFLOW_TEST_ROUNDS", harness.Sized(1600, 6))
 			const perRound, others = 150, 20
-			load := harness.StartLoad(t, home.url, harness.RecordedOps(t, rounds*perRound), 4, 200, seed)
+			load := harness.StartEndlessLoad(t, home.url, harness.RecordedOps(t, 80_000), 4, 200, seed)
 			for round := range rounds {
 				harness.Eventually(t, "the load goes on", func() error {
 					if n := load.Written.Load(); n < int64(round*perRound) {
@@ -183,6 +183,7 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 					harness.Must(t, conn.Close(t.Context()))
 				}
 			}
+			load.Ending.Store(true)
 			load.Wait(t)
 			js := harness.JetStream(t, natsURL)
 			n := harness.Value[int](t, home.conn, "SELECT count(*)::int FROM outbox WHERE doc_id <> "+
@@ -193,6 +194,7 @@ func TestAHomesStreamIsMadeOfItsRowsElsewhere(t *testing.T) {
 				harness.AwaitMessages(t, js, o.Stream, n)
 				sameBytes(t, o.Stream, harness.Messages(t, js, o.Stream), want)
 			}
+			t.Logf("%d rounds, %d messages", rounds, n)
 		})
 	}
 }
