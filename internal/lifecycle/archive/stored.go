@@ -15,35 +15,33 @@ import (
 // SameAs compares an archived message's hash with the stream's message, if that still has it. The error is a
 // fault with code archive_differs.
 func SameAs(ctx context.Context, api *jsapi.Client, stream string, seq uint64, hash Hash) error {
-	_, err := compare(ctx, api, stream, seq, hash)
-	return err
-}
-
-// compare is SameAs, and reports whether the stream has the message.
-func compare(ctx context.Context, api *jsapi.Client, stream string, seq uint64, hash Hash) (has bool,
-	err error) {
 	stored, err := api.Message(ctx, stream, jsapi.MessageRequest{Seq: seq})
 	if err != nil || stored == nil {
-		return false, err
+		return err
 	}
 	m := Message{Seq: stored.Seq, Time: stored.Time, Subject: stored.Subject, Data: stored.Data}
 	if len(stored.Header) > 0 {
 		if m.Header, err = nats.DecodeHeadersMsg(stored.Header); err != nil {
-			return true, fmt.Errorf("message %d: %w", stored.Seq, err)
+			return fmt.Errorf("message %d: %w", stored.Seq, err)
 		}
 	}
 	if m.Hash() != hash {
-		return true, &outbox.Fault{Class: outbox.Gap, Code: CodeDiffers,
-			Message: fmt.Sprintf("stream %s has another message at %d than the archive", stream, seq)}
+		return differs(stream, seq)
 	}
-	return true, nil
+	return nil
 }
 
-// Holds reads the segments with the messages of a range back, and compares with the stream's the last message
-// of the newest of them, or if the stream lacks that one, the last of the range: a stream that was put back
-// from a backup and went on differently differs there. The objects' hashes are enough: they were read message
-// by message before their manifests were made.
-func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range) error {
+func differs(stream string, seq uint64) error {
+	return &outbox.Fault{Class: outbox.Gap, Code: CodeDiffers,
+		Message: fmt.Sprintf("stream %s has another message at %d than the archive", stream, seq)}
+}
+
+// Holds reads the segments with the messages of a range back, and compares the newest message that the stream
+// has of those segments, by atOrBelow: a stream that was put back from a backup and went on differently
+// differs there. The objects' hashes are enough: they were read message by message before their manifests
+// were made.
+func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range,
+	atOrBelow func(context.Context, uint64) (uint64, error)) error {
 	var chosen []*Manifest
 	for _, m := range a.Segments {
 		if m.Last >= r.From && m.First <= r.To {
@@ -58,24 +56,28 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range) error {
 		}
 		task.Add(1)
 	}
-	if n := len(chosen); n > 0 {
-		if has, err := compare(ctx, api, a.stream, chosen[n-1].Last, chosen[n-1].End); has || err != nil {
-			return err
-		}
+	if len(chosen) == 0 {
+		return nil
 	}
-	for _, m := range slices.Backward(chosen) {
-		var last *Message
-		if err := a.read(ctx, m, func(msg *Message, _ Hash) error {
-			if msg.Seq <= r.To && msg.erased == "" {
-				last = msg
-			}
-			return nil
-		}); err != nil {
-			return err
-		}
-		if last != nil {
-			return SameAs(ctx, api, a.stream, last.Seq, last.Hash())
-		}
+	seq, err := atOrBelow(ctx, chosen[len(chosen)-1].Last)
+	if err != nil || seq < chosen[0].First {
+		return err
 	}
-	return nil
+	m := chosen[slices.IndexFunc(chosen, func(m *Manifest) bool { return seq <= m.Last })]
+	if seq == m.Last {
+		return SameAs(ctx, api, a.stream, seq, m.End)
+	}
+	hash, found := Hash{}, false
+	if err := a.read(ctx, m, func(msg *Message, h Hash) error {
+		if msg.Seq == seq {
+			hash, found = h, true
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if !found {
+		return differs(a.stream, seq)
+	}
+	return SameAs(ctx, api, a.stream, seq, hash)
 }

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -11,9 +12,10 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
+	streams "github.com/outflowhq/outflow/sink/stream"
 )
 
-// TestAnArchiveOfAnotherStreamDoesNotHoldThisOne: also where the stream lacks the newest message that was
+// TestAnArchiveOfAnotherStreamDoesNotHoldThisOne: also where the stream lacks the newest messages that were
 // archived, which may have been erased.
 func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 	t.Parallel()
@@ -32,8 +34,8 @@ func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 		must.Succeed(t, err)
 		all = append(all, &Message{Seq: m.Sequence, Time: m.Time, Subject: m.Subject, Data: m.Data})
 	}
-	// archived are all messages, in two segments, but for one that is another one there
-	archived := func(other uint64) *Archive {
+	// archived are all messages, in two segments, but for one that is another one there, and one that is not
+	archived := func(other, lost uint64) *Archive {
 		store, _ := folderOf(t)
 		a := load(t, store, nil)
 		for _, part := range [][]*Message{all[:5], all[5:]} {
@@ -43,7 +45,9 @@ func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 				if m.Seq == other {
 					m = message(other)
 				}
-				must.Succeed(t, s.Add(m))
+				if m.Seq != lost {
+					must.Succeed(t, s.Add(m))
+				}
 			}
 			_, err = a.Append(t.Context(), s, outbox.LSN(s.Next()))
 			must.Succeed(t, err)
@@ -51,16 +55,27 @@ func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 		return a
 	}
 	api := jsapi.New(nc, "")
-	same, last, middle := archived(0), archived(10), archived(8)
-	holds := func(a *Archive, to uint64) error { return a.Holds(t.Context(), api, Range{From: 1, To: to}) }
+	same, last, middle := archived(0, 0), archived(10, 0), archived(8, 0)
+	lacking := archived(0, 8)
+	atOrBelow := streams.New(api, "S", slog.New(slog.DiscardHandler)).AtOrBelow
+	holds := func(a *Archive, to uint64) error {
+		return a.Holds(t.Context(), api, Range{From: 1, To: to}, atOrBelow)
+	}
 	must.Succeed(t, holds(same, 8))
 	must.Succeed(t, holds(last, 5))
 	wantFault(t, holds(last, 8), CodeDiffers, "at 10")
+	must.Succeed(t, holds(middle, 8))
 	must.Succeed(t, stream.DeleteMsg(t.Context(), 10))
+	must.Succeed(t, stream.DeleteMsg(t.Context(), 9))
 	must.Succeed(t, holds(same, 8))
 	must.Succeed(t, holds(last, 8))
-	must.Succeed(t, holds(middle, 7))
-	wantFault(t, holds(middle, 8), CodeDiffers, "at 8")
-	must.Succeed(t, stream.Purge(t.Context()))
-	must.Succeed(t, holds(middle, 8))
+	for _, to := range []uint64{6, 7, 8} {
+		wantFault(t, holds(middle, to), CodeDiffers, "at 8")
+	}
+	wantFault(t, holds(lacking, 8), CodeDiffers, "at 8")
+	must.Succeed(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(6)))
+	for seq := uint64(6); seq <= 8; seq++ {
+		must.Succeed(t, stream.DeleteMsg(t.Context(), seq))
+	}
+	must.Succeed(t, holds(middle, 8)) // there is none
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
+	streams "github.com/outflowhq/outflow/sink/stream"
 )
 
 // Options say what to do.
@@ -180,8 +181,8 @@ const (
 // apply lets the messages up to a sequence go, if the facts still say so right before.
 func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint64) error {
 	if c.archive != nil {
-		if err := c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First,
-			To: to}); err != nil {
+		if err := c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First, To: to},
+			streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
 			return err
 		}
 	}
