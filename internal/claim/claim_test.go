@@ -809,3 +809,137 @@ func TestAShortFailureBehindAReturnIsNoYield(t *testing.T) {
 		}
 	}
 }
+
+// TestAReaderMadeLaterClaims: its slot is made behind the newest hello of a home that lives. The home says to
+// have published all up to there, goes on for long, and then dies.
+func TestAReaderMadeLaterClaims(t *testing.T) {
+	t.Parallel()
+	h := publishingHome(2)
+	r := NewReader(Config{Self: 2, Count: 2, Delay: 100, Beat: 10}, 1)
+	r.Start(1000)
+	for now := time.Duration(1000); now < 5000; now++ {
+		lsn := outbox.LSN(now)
+		if row := h.Next(now); row.Kind != 0 {
+			h.Row(&row, lsn, now)
+			r.First(lsn)
+			r.Row(now, &row)
+			h.Published(lsn)
+		}
+		if row := at(&r, now); row.Kind == relay.Echo {
+			h.Row(&row, lsn, now)
+			r.Row(now, &row)
+		}
+	}
+	r.Commit(5000, 5000)
+	for now := time.Duration(5000); now < 5400; now++ {
+		if at(&r, now).Kind == relay.Claim {
+			return
+		}
+	}
+	t.Errorf("nobody claims for four delays: %+v", r)
+}
+
+// TestAHomeIsAnsweredByAReaderMadeLater: behind the hello that it waits for, and maybe behind its yield. Once
+// it is answered it publishes, or where its NATS is away, the reader claims.
+func TestAHomeIsAnsweredByAReaderMadeLater(t *testing.T) {
+	t.Parallel()
+	for _, away := range []bool{false, true} {
+		for _, after := range []time.Duration{50, 300} {
+			h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+			h.Start(0)
+			h.Row(&relay.ClusterRow{Kind: relay.Published, By: 1}, 1, 0)
+			h.Number(7)
+			r := NewReader(Config{Self: 2, Count: 2, Delay: 100, Beat: 10}, 1)
+			r.Start(after)
+			published, claimed := false, false
+			for now := time.Duration(0); now < 1000 && !published && !claimed; now++ {
+				if away && now == 2 {
+					h.Away(now)
+				}
+				if h.Nameless() {
+					h.Number(h.hello + 1)
+				}
+				rows := []relay.ClusterRow{h.Next(now)}
+				if now > after {
+					rows = append(rows, at(&r, now))
+				}
+				for i := range rows {
+					if rows[i].Kind == 0 {
+						continue
+					}
+					h.Row(&rows[i], outbox.LSN(now+10), now)
+					if now > after {
+						claimed = claimed || r.Row(now, &rows[i]) != Range{}
+					}
+				}
+				if now == 400 {
+					r.Commit(now, 400)
+				}
+				published = !away && now > 400 && h.May(400, 400) == Publish
+			}
+			if away && !claimed || !away && !published {
+				t.Errorf("made at %d, NATS away %t: the home publishes %t, the reader claims %t; hello %d, it "+
+					"knows %d", after, away, published, claimed, h.hello, r.hello)
+			}
+		}
+	}
+}
+
+// TestAYieldThatIsThereAgainTakesNoTurn: a home asks for its yield each quarter of the delay until it has read
+// it. Cluster 2 is gone. Cluster 3 lives.
+func TestAYieldThatIsThereAgainTakesNoTurn(t *testing.T) {
+	t.Parallel()
+	h := publishingHome(3)
+	r := NewReader(Config{Self: 3, Count: 3, Delay: 100, Beat: 10}, 1)
+	r.Start(-1000)
+	r.End(0)
+	r.Row(0, &relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7})
+	r.Row(0, &relay.ClusterRow{Kind: relay.Echo, By: 3, Home: 1, Hello: 7})
+	r.Commit(0, 30)
+	h.Away(0)
+	for now := time.Duration(0); now < 350; now++ { // the home does not read its WAL up to its yield meanwhile
+		if row := h.Next(now); row.Kind != 0 {
+			r.Row(now, &row)
+		}
+		if at(&r, now).Kind == relay.Claim {
+			return
+		}
+	}
+	t.Error("nobody claims")
+}
+
+// TestAHelloThatIsThereTwiceIsNoNewOne: the process stood still before it read its hello, and asked for it
+// once more. That one lands behind the sign of life of the next start, which has to say a new hello: others
+// have answered the first one, and may have claimed since.
+func TestAHelloThatIsThereTwiceIsNoNewOne(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{false, true} {
+		sign := relay.ClusterRow{Kind: relay.Published, By: 1}
+		hello := relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}
+		h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
+		h.Start(0)
+		h.Next(0)
+		h.Row(&sign, 1, 0)
+		h.Number(7)
+		for _, now := range []time.Duration{1, 200} { // the second one is under way until 220
+			if row := h.Next(now); row != hello {
+				t.Fatal(row.Content())
+			}
+		}
+		if again { // another process
+			h = HomeFrom(h.cfg, h.State())
+		}
+		h.Start(3)
+		h.Row(&hello, 2, 1)
+		h.Row(&relay.ClusterRow{Kind: relay.Echo, By: 2, Home: 1, Hello: 7}, 3, 5)
+		h.Next(203)
+		h.Row(&sign, 4, 203)
+		if !h.Nameless() {
+			t.Fatal("no hello behind a silence of two delays")
+		}
+		h.Row(&hello, 5, 220)
+		if got := h.May(100, 100); got != Wait || !h.Nameless() {
+			t.Errorf("another process %t: %v", again, got)
+		}
+	}
+}

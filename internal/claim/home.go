@@ -165,6 +165,7 @@ func (h *Home) Row(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 			h.waits = false
 			h.resume()
 		}
+		h.told = false // a yield is said again: who has answered now may have been made behind it
 	case r.Kind == relay.Claim && !h.echoes.void(r) && r.To > h.claimed:
 		if h.said > h.claimed { // else it is one more of the same silence
 			h.from = h.said
@@ -185,7 +186,8 @@ func (h *Home) own(r *relay.ClusterRow, lsn outbox.LSN, committed time.Duration)
 	switch {
 	case r.Kind == relay.Published:
 		h.said = max(h.said, r.To)
-	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted): // else once more
+	case r.Kind == relay.Hello && (r.Hello > h.hello || r.Hello == h.hello && !h.greeted && !h.nameless):
+		// Else once more: it may have been read and answered before another one was to be said.
 		h.hello, h.greeted, h.waits, h.gap = r.Hello, true, true, false
 		h.nameless, h.yielded, h.told = false, false, false
 	case r.Kind == relay.Yield && r.Hello == h.hello:
@@ -288,5 +290,9 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 
 func (h *Home) sign(now time.Duration) relay.ClusterRow {
 	h.alive, h.beat = true, now
-	return relay.ClusterRow{Kind: relay.Published, By: h.cfg.Self, To: h.published}
+	row := relay.ClusterRow{Kind: relay.Published, By: h.cfg.Self, To: h.published}
+	if h.back && h.greeted { // it is the newest one, and lies before this row
+		row.Hello = h.hello
+	}
+	return row
 }

@@ -132,6 +132,7 @@ func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 	switch row.Kind {
 	case relay.Published:
 		r.settle(now, row.To)
+		r.hello = max(r.hello, row.Hello) // a reader that was made behind it
 	case relay.Hello:
 		if row.Hello > r.hello {
 			r.hello, r.yielded, r.late = row.Hello, false, false
@@ -143,8 +144,10 @@ func (r *Reader) of(now time.Duration, row *relay.ClusterRow) {
 			age := now - r.started
 			r.late = r.late || r.echoes[r.cfg.Self] < row.Hello || age < r.cfg.Delay*3/4 ||
 				r.answered < row.Hello && age < r.circle()
-			r.yielded = true
-			r.heard(now)
+			if !r.yielded { // else once more: the turns go on
+				r.yielded = true
+				r.heard(now)
+			}
 		}
 	}
 	if !r.yielded && row.Home == 0 {

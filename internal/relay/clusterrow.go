@@ -19,7 +19,9 @@ type ClusterRow struct {
 
 	// Hello is the number of a hello: in a hello its own, in an echo that of the hello that it answers, in a
 	// yield that of the writer's newest hello, in a claim that of the newest hello that the writer has read
-	// of Home. The first hello of a cluster has at least 1, each later one a greater number.
+	// of Home. In Published it is that of the writer's newest hello, which lies before this row, or 0 where
+	// the writer does not know that. The first hello of a cluster has at least 1, each later one a greater
+	// number.
 	// None is above [MaxHello].
 	Hello uint64
 
@@ -107,7 +109,7 @@ func (r ClusterRow) sound() error {
 		return fmt.Errorf("by %d: want 1 to %d", r.By, outbox.MaxCluster)
 	case about && (r.Home < 1 || r.Home > outbox.MaxCluster || r.Home == r.By), !about && r.Home != 0:
 		return fmt.Errorf("home %d of a row by %d", r.Home, r.By)
-	case r.Kind == Published && r.Hello != 0, r.Kind != Published && r.Hello == 0, r.Hello > MaxHello:
+	case r.Kind != Published && r.Hello == 0, r.Hello > MaxHello:
 		return fmt.Errorf("hello %d", r.Hello)
 	case r.Kind == Claim && r.From >= r.To, r.Kind != Claim && r.From != 0,
 		r.Kind != Claim && r.Kind != Published && r.To != 0:

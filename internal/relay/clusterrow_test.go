@@ -11,6 +11,7 @@ func TestAClusterRowIsReadAsItWasWritten(t *testing.T) {
 	for _, want := range []ClusterRow{
 		{Kind: Published, By: 1}, // nothing yet: a sign of life
 		{Kind: Published, By: 64, To: 0x1000},
+		{Kind: Published, By: 64, Hello: 7, To: 0x1000},
 		{Kind: Hello, By: 1, Hello: MaxHello},
 		{Kind: Echo, By: 1, Home: 2, Hello: 3},
 		{Kind: Yield, By: 3, Hello: 1},
