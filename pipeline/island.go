@@ -32,7 +32,6 @@ type island struct {
 	// before: the newest row that is known to be committed was asked for then, or the start began whose sign
 	// of life was read.
 	alive  time.Time
-	spoke  bool // since the start, which is one for [claim.Home], it has asked for a row
 	speaks bool // the stream was compared with the WAL since the last fault: who can't publish says nothing
 }
 
@@ -59,7 +58,7 @@ func (i *island) begin(r *checkpoint.Readings) {
 	i.on(&r.Server.History)
 	if !i.lively(r.Asked) {
 		i.Start(r.Server.WALEnd)
-		i.alive, i.spoke = r.Asked, false
+		i.alive = r.Asked
 	}
 }
 
@@ -167,19 +166,84 @@ func (s *session) say(now time.Time) {
 	if s.heartbeats.worker.busy {
 		return
 	}
+	if i.Starting() && !i.lively(now) {
+		if !s.questions.busy {
+			s.startLater(now)
+		}
+		return
+	}
 	if row := i.Next(i.clock(now)); row.Kind != 0 {
 		if row.Kind == relay.Yield {
 			s.metrics.yields.Inc()
 		}
-		// Behind a silence it is none: others may have claimed before it. The first one of a start finds that
-		// out, when it is read.
-		first := i.Starting() && !i.spoke
-		i.spoke = true
 		s.writeRow(row, now, func() {
-			if first || i.lively(now) {
+			// Behind a silence it is no sign of life: others may have claimed before it.
+			if i.lively(now) && now.After(i.alive) {
 				i.alive = now
 			}
 		})
+	}
+}
+
+// startLater puts off a start that has not read its first sign of life for so long that others may soon
+// publish: it is one at the present end of the WAL. What the process before it has left on its way, and what
+// this one has asked for before, lies below, or is followed by others' silence from now on.
+func (s *session) startLater(now time.Time) {
+	s.questions.start(func(ctx context.Context) func() error {
+		server, err := limited("server", s.conns.Source.Server)(ctx)
+		return func() error {
+			if i := s.island; err == nil && i.Starting() {
+				i.Start(server.WALEnd)
+				i.alive = now
+				if i.lost {
+					i.Away(i.clock(now))
+				}
+			}
+			return err
+		}
+	})
+}
+
+// breathe lets a home give signs of life while its buffer puts a large window in order.
+func (s *session) breathe(now time.Time) error {
+	if s.island == nil || now.Sub(s.breathed) < idleInterval {
+		return nil
+	}
+	s.breathed = now
+	select {
+	case result := <-s.heartbeats.worker.done:
+		if err := s.heartbeats.worker.take(result); err != nil {
+			return err
+		}
+	default:
+	}
+	s.say(now)
+	return nil
+}
+
+// sayLast says what was published since the newest sign of life, at a clean stop: others publish that again
+// otherwise.
+func (s *session) sayLast(ctx context.Context) {
+	i := s.island
+	if i == nil || !i.speaks || !i.lively(time.Now()) {
+		return
+	}
+	now := time.Now()
+	until := now.Add(i.cfg.Delay / 4)
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	if s.heartbeats.worker.busy {
+		select {
+		case <-ctx.Done():
+			return
+		case result := <-s.heartbeats.worker.done:
+			_ = s.heartbeats.worker.take(result) // what it has written counts when it is read
+		}
+	}
+	i.Published(s.tracker.Newest().Published())
+	if err := s.conns.Writer.ClusterRow(ctx, i.Sign(i.clock(now)), until); err != nil {
+		s.log.Warn("the other clusters were not told what was published last: they may publish it again",
+			reason(err)...)
 	}
 }
 

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -558,5 +559,127 @@ func TestBetweenAttemptsOthersHaveTheirTurns(t *testing.T) {
 			t.Errorf("%d attempts, at most %v between two signs of life", len(pr.opens), silent)
 		}
 		c.js.poison = ""
+	})
+}
+
+// standing is a process that stands still when it has handed a message to its publisher.
+type standing struct{ takes time.Duration }
+
+func (*standing) Found(*relay.Event, *outbox.Header, uint64, time.Time, time.Time) {}
+func (*standing) Acked(uint64)                                                     {}
+
+func (s *standing) Sent(*relay.Event, *outbox.Header, uint64, time.Time) {
+	time.Sleep(s.takes)
+	s.takes = 0
+}
+
+// TestWhatOthersHaveClaimedIsNotSent: the process stands still between the decision to publish a message and
+// its first byte.
+func TestWhatOthersHaveClaimedIsNotSent(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		still := new(standing)
+		c.run(options{islands: &c.cfg, open: func(l *Conns) { l.Observer = still }})
+		c.echoes(c.greets(1))
+		c.write(5)
+		c.published()
+		c.sleep(2 * time.Second)
+		still.takes = 2 * c.cfg.Delay
+		c.write(1)
+		c.sleep(c.cfg.Delay)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.echoes(c.greets(2))
+		c.write(1)
+		c.until(time.Minute, "the other one", func() bool { return len(c.js.messages) >= 6 })
+		c.left = c.record().Left
+		c.wantSameStream()
+	})
+}
+
+// TestAHomeGivesSignsOfLifeWhileItSorts: a transaction takes more than half of the delay to be put in order.
+// A session that was silent meanwhile would begin again, and so would the next one.
+func TestAHomeGivesSignsOfLifeWhileItSorts(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		pr := c.run(options{islands: &c.cfg, scratch: slow{},
+			settings: relay.Settings{Sort: outbox.ByCommit, MaxEvents: 10, MaxBytes: 1 << 20}})
+		c.echoes(c.greets(1))
+		c.write(5)
+		c.published()
+		c.sleep(3 * time.Second)
+		rows := make([]row, 3000)
+		for i := range rows {
+			rows[i] = row{"d", "a", "a:000001", strings.Repeat("0123456789", 100)}
+		}
+		c.pg.commit(rows)
+		c.until(time.Minute, "published", func() bool { return len(c.js.messages) == 3005 })
+		if len(pr.opens) != 1 || c.wrote(relay.Hello) != 1 {
+			t.Errorf("%d sessions, %d hellos", len(pr.opens), c.wrote(relay.Hello))
+		}
+	})
+}
+
+// TestARowOfTheProcessBeforeIsNoFirstOne: it comes behind the end of the WAL that the start has read, and the
+// start takes longer than the delay until it says its own. Others publish meanwhile.
+func TestARowOfTheProcessBeforeIsNoFirstOne(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		pr := c.publishing()
+		c.sleep(2 * time.Second)
+		signs := c.wrote(relay.Published)
+		c.until(time.Minute, "a sign of life", func() bool { return c.wrote(relay.Published) > signs })
+		c.write(1)
+		c.published()
+		pr.kill()
+		signs = c.wrote(relay.Published)
+		c.pg.delay = 12 * time.Second // so long it makes again what is in the stream
+		again := c.run(options{islands: &c.cfg})
+		c.until(time.Second, "a session", func() bool { return again.p.Status().State == StateComparing })
+		c.sleep(100 * time.Millisecond)
+		late := relay.ClusterRow{Kind: relay.Published, By: 1, To: 1}
+		c.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: late.Content()})
+		c.sleep(time.Second)
+		c.write(5)
+		c.sleep(c.cfg.Delay)
+		if n := c.wrote(relay.Published); n != signs {
+			t.Fatalf("%d signs of life meanwhile", n-signs)
+		}
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.until(time.Minute, "a sign of life", func() bool { return c.wrote(relay.Published) > signs })
+		c.sleep(20 * time.Second)
+		c.pg.delay = 0
+		c.echoes(c.greets(2))
+		c.write(1)
+		c.until(time.Minute, "what comes then", func() bool { return len(c.js.messages) >= 7 })
+		c.left = c.record().Left
+		c.wantSameStream()
+	})
+}
+
+// TestWhatWasPublishedIsSaidAtAStop: nothing has failed, so nothing is published twice.
+func TestWhatWasPublishedIsSaidAtAStop(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newIslands(t, 1, 2, relay.Settings{Horizon: 20 * time.Millisecond, Sort: outbox.BySeqKey,
+			MaxEvents: 1000, MaxBytes: 1 << 20}, time.Second)
+		for _, c := range w.isles {
+			c.pg.rows = rowFaults{}
+			c.start()
+		}
+		time.Sleep(10 * time.Second)
+		home, elsewhere := w.isles[0], w.isles[1].readers[0]
+		for range 100 {
+			home.write(1)
+			time.Sleep(50 * time.Millisecond)
+		}
+		time.Sleep(200 * time.Millisecond)
+		must.Succeed(t, home.pr.stop())
+		time.Sleep(time.Minute)
+		if n := len(home.inStream()); n != 100 || len(elsewhere.stream()) > 0 {
+			t.Errorf("%d of 100 events in the home's stream, %d in the other", n, len(elsewhere.stream()))
+		}
+		for _, c := range w.isles {
+			c.kill()
+		}
+		w.ends()
+		<-w.ended
+		time.Sleep(time.Minute)
 	})
 }

@@ -45,7 +45,10 @@ func (s *session) loop(ctx context.Context) error {
 			}
 			continue
 		}
-		wait := s.flush(now)
+		wait, err := s.flush(now)
+		if err != nil {
+			return err
+		}
 		if err := s.housekeep(now, true); err != nil {
 			return err
 		}
@@ -98,14 +101,20 @@ func (s *session) between(ctx context.Context, now time.Time) error {
 	default:
 	}
 	if now.Sub(s.flushed) >= flushInterval {
-		s.flush(now)
+		if _, err := s.flush(now); err != nil {
+			return err
+		}
 	}
 	return s.housekeep(now, false)
 }
 
-func (s *session) flush(now time.Time) time.Duration {
+// flush sends what was published, if others can't have claimed it since.
+func (s *session) flush(now time.Time) (time.Duration, error) {
+	if s.island != nil && !s.island.lively(now) && s.tracker.Unacknowledged() {
+		return 0, errSilent
+	}
 	s.flushed = now
-	return s.pub.Flush(now)
+	return s.pub.Flush(now), nil
 }
 
 // housekeep moves the watermarks. idle says that nothing is ready to be read.

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -43,6 +44,8 @@ type session struct {
 	heartbeats   *heartbeatWriter
 	outage       outage
 
+	breathed time.Time // when breathe was last called
+
 	asked time.Time  // the record was read after it
 	saved time.Time  // when it was last written, or read
 	fence uint64     // the newest cut, which each message names
@@ -62,7 +65,8 @@ type session struct {
 func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Readings,
 	start checkpoint.Start, recent []outbox.Counter, fence uint64) *session {
 	now, cp := time.Now(), start.Checkpoint
-	s := &session{
+	var s *session
+	s = &session{
 		p: p, log: p.log, metrics: p.metrics, conns: conns, server: r.Server,
 		buffer: reorder.New(reorder.Config{
 			Settings: cp.Settings, Start: cp.Published(), Due: cp.Due, PublishedAhead: cp.PublishedAhead,
@@ -70,7 +74,9 @@ func newSession(ctx context.Context, p *Pipeline, conns *Conns, r checkpoint.Rea
 			MaxPublishedAhead: p.maxPublishedAhead,
 			Unkeyed:           !conns.Decoder.Mapping.Keyed(), Scratch: p.cfg.Scratch,
 			MaxSpill: p.cfg.MaxSpill,
-			Stop:     ctx.Err, // a large transaction is read and sorted for minutes
+			Stop: func() error { // a large transaction is read and sorted for minutes
+				return cmp.Or(ctx.Err(), s.breathe(time.Now()))
+			},
 		}),
 		check:     checkpoint.NewTailCheck(conns.Checkpoint, start),
 		pub:       conns.JetStream.Publisher(start.LastSeq, start.LostFrom(), fence),

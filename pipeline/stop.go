@@ -10,8 +10,8 @@ import (
 )
 
 // stop is the clean stop: no more WAL data is taken, what is in flight is acknowledged, the newest checkpoint
-// is recorded, and the last confirmation goes out; all within the stop timeout. What is only held stays in
-// the WAL.
+// is recorded, other clusters are told what is published, and the last confirmation goes out; all within the
+// stop timeout. What is only held stays in the WAL.
 func (s *session) stop() error {
 	s.p.health.set(StateStopping, nil)
 	if !s.check.Verified() {
@@ -22,6 +22,9 @@ func (s *session) stop() error {
 	err := s.settle(ctx)
 	if err == nil {
 		err = s.recordLast(ctx)
+	}
+	if err == nil {
+		s.sayLast(ctx)
 	}
 	s.confirm()
 	go discard(s.conns.Source.Batches())

@@ -275,7 +275,7 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 			if h.yielded, h.since = true, now; !h.away {
 				h.idle, h.refuses = false, false
 			}
-			return h.sign(now) // before the yield, all that it has published
+			return h.Sign(now) // before the yield, all that it has published
 		}
 		if row.Kind != 0 {
 			h.asked = asked{row, now}
@@ -283,12 +283,13 @@ func (h *Home) Next(now time.Duration) relay.ClusterRow {
 		}
 	}
 	if !h.alive || now-h.beat >= h.cfg.Beat { // also while it waits for echoes
-		return h.sign(now)
+		return h.Sign(now)
 	}
 	return relay.ClusterRow{}
 }
 
-func (h *Home) sign(now time.Duration) relay.ClusterRow {
+// Sign is a sign of life, which says what is published.
+func (h *Home) Sign(now time.Duration) relay.ClusterRow {
 	h.alive, h.beat = true, now
 	row := relay.ClusterRow{Kind: relay.Published, By: h.cfg.Self, To: h.published}
 	if h.back && h.greeted { // it is the newest one, and lies before this row
