@@ -225,7 +225,7 @@ func (s *session) breathe(now time.Time) error {
 // otherwise.
 func (s *session) sayLast(ctx context.Context) {
 	i := s.island
-	if i == nil || !i.speaks || !i.lively(time.Now()) {
+	if i == nil || !i.speaks {
 		return
 	}
 	now := time.Now()

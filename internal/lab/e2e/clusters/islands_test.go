@@ -570,3 +570,47 @@ func TestTheIslandsModeIsSwitchedOn(t *testing.T) {
 	home.MustStop(t)
 	home.MustFail(3, []string{"run"}, "cluster_mode", "Set cluster.mode to islands")
 }
+
+// TestAPlannedStopPublishesNothingTwice: a reader that was made anew while the home lived publishes what comes
+// after the home was stopped, and nothing else.
+func TestAPlannedStopPublishesNothingTwice(t *testing.T) {
+	t.Parallel()
+	harness.SkipIfShort(t)
+	majors := awayMajors(t)
+	s := newIslands(t, majors[len(majors)-1], 2, 1)
+	home, away := s.of[0][0], s.of[0][1]
+	s.switchOn()
+	home.AwaitReady()
+	insert := func(from, to int) {
+		harness.Exec(t, s.all[0].conn, "INSERT INTO outbox (doc_id, actor_id, counter, payload) "+
+			"SELECT 'd', 'anna@1', n, '{}' FROM generate_series($1::int, $2::int) n", from, to)
+	}
+	insert(1, 1)
+	s.awaitHeard(0)
+	away.MustStop(t)
+	away.MustRun("uninstall", "--with-stream", "--yes")
+	away.Init()
+	away.Start()
+	away.AwaitReady()
+	load := s.load(0, 2, 200, 1)
+	harness.Eventually(t, "a load", func() error {
+		if n := load.Written.Load(); n < 500 {
+			return fmt.Errorf("%d written", n)
+		}
+		return nil
+	})
+	load.Ending.Store(true)
+	load.Wait(t)
+	n := harness.Value[int](t, s.all[0].conn, "SELECT count(*)::int FROM outbox")
+	harness.AwaitMessages(t, s.js[0], home.Stream, n)
+	home.MustStop(t)
+	const later = 5
+	insert(2, 1+later)
+	harness.Eventually(t, "what comes then is published", func() error {
+		return errors.Join(s.missing(0, 0), s.missing(0, 1))
+	})
+	twice := len(s.messages(0, 1)) - later
+	if twice > 0 && !strings.Contains(home.Log.String(), "were not told") {
+		t.Errorf("%d of %d events came twice, and nothing had failed", twice, n)
+	}
+}
