@@ -44,8 +44,7 @@ func (r *Record) WithLeft(l relay.Left, hello uint64) (*Record, error) {
 	case n > 0 && (l.Before(c.Left[n-1]) || l.To < c.Left[n-1].To):
 		return nil, fmt.Errorf("what is left up to %v behind %v goes back behind what the record of slot "+
 			"%s has, up to %v behind %v", l.To, l.Due, r.Slot, c.Left[n-1].To, c.Left[n-1].Due)
-	case n > 0 && l.To == c.Left[n-1].To:
-		return r, nil
+	case n > 0 && l.To == c.Left[n-1].To: // it is there
 	case n > 0 && !c.Left[n-1].Before(l):
 		c.Left[n-1].To = l.To
 	case n == maxLeft:
