@@ -271,6 +271,7 @@ func (w *world) unheard(r *relay.ClusterRow) {
 // lose is the end of a cluster, which is down from now on.
 func (w *world) lose(c *cluster) {
 	w.never, w.taken, c.until = c, map[event]bool{}, 1<<30
+	c.gone = false // whoever was not told before is told now
 	for _, e := range c.wal {
 		if r := &e.row; r.Kind == relay.Claim && r.By == c.id {
 			for lsn := r.From + 1; lsn <= r.To; lsn++ {
