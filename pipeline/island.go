@@ -229,7 +229,7 @@ func (s *session) sayLast(ctx context.Context) {
 		return
 	}
 	now := time.Now()
-	until := now.Add(i.cfg.Delay / 4)
+	until := now.Add(min(i.cfg.Delay, s.p.cfg.StopTimeout) / 4)
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
 	if s.heartbeats.worker.busy {

@@ -2,6 +2,8 @@ package pipeline
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -562,37 +564,75 @@ func TestBetweenAttemptsOthersHaveTheirTurns(t *testing.T) {
 	})
 }
 
-// standing is a process that stands still when it has handed a message to its publisher.
-type standing struct{ takes time.Duration }
+// standing is a process that stands still when it has handed the message of a sequence to its publisher, and
+// is maybe told to stop then.
+type standing struct {
+	seq   uint64
+	takes time.Duration
+	stop  func()
+}
 
 func (*standing) Found(*relay.Event, *outbox.Header, uint64, time.Time, time.Time) {}
 func (*standing) Acked(uint64)                                                     {}
 
-func (s *standing) Sent(*relay.Event, *outbox.Header, uint64, time.Time) {
-	time.Sleep(s.takes)
-	s.takes = 0
+func (s *standing) Sent(_ *relay.Event, _ *outbox.Header, seq uint64, _ time.Time) {
+	if seq == s.seq {
+		s.seq = 0
+		time.Sleep(s.takes)
+		s.stop()
+	}
 }
 
 // TestWhatOthersHaveClaimedIsNotSent: the process stands still between the decision to publish a message and
 // its first byte.
 func TestWhatOthersHaveClaimedIsNotSent(t *testing.T) {
-	oneHome(t, 0, func(t *testing.T, c *isle) {
-		still := new(standing)
-		c.run(options{islands: &c.cfg, open: func(l *Conns) { l.Observer = still }})
-		c.echoes(c.greets(1))
-		c.write(5)
-		c.published()
-		c.sleep(2 * time.Second)
-		still.takes = 2 * c.cfg.Delay
-		c.write(1)
-		c.sleep(c.cfg.Delay)
-		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+	for name, of := range map[string]struct {
+		rows, published int // of a transaction; of these, before the process stands still
+		stops           bool
+	}{
+		"the only one":                 {rows: 1},
+		"one of a window":              {rows: burst + 100, published: burst - 1},
+		"the process is told to stop":  {rows: 1, stops: true},
+		"and has published a part too": {rows: burst + 100, published: burst - 1, stops: true},
+	} {
+		rounds := 1
+		if of.stops {
+			rounds = 8 // the loop may take something else first
+		}
+		for round := range rounds {
+			t.Run(fmt.Sprint(name, round), func(t *testing.T) {
+				oneHome(t, 0, func(t *testing.T, c *isle) {
+					claimedMeanwhile(t, c, of.rows, of.published, of.stops)
+				})
+			})
+		}
+	}
+}
+
+func claimedMeanwhile(t *testing.T, c *isle, rows, published int, stops bool) {
+	t.Helper()
+	still := &standing{seq: uint64(5 + published + 1), takes: 2 * c.cfg.Delay, stop: func() {}}
+	pr := c.run(options{islands: &c.cfg, open: func(l *Conns) { l.Observer = still }})
+	if stops {
+		still.stop = pr.cancel
+	}
+	c.echoes(c.greets(1))
+	c.write(5)
+	c.published()
+	c.sleep(2 * time.Second)
+	c.pg.commit(slices.Repeat([]row{{"d", "a", "a:000001", "{}"}}, rows))
+	c.sleep(c.cfg.Delay)
+	c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+	n := len(c.js.messages)
+	if stops {
+		c.sleep(2 * c.cfg.Delay)
+	} else {
 		c.echoes(c.greets(2))
-		c.write(1)
-		c.until(time.Minute, "the other one", func() bool { return len(c.js.messages) >= 6 })
-		c.left = c.record().Left
-		c.wantSameStream()
-	})
+		c.sleep(2 * time.Second)
+	}
+	if m := len(c.js.messages); m != n {
+		t.Errorf("%d messages when others claimed the rest, %d later", n, m)
+	}
 }
 
 // TestAHomeGivesSignsOfLifeWhileItSorts: a transaction takes more than half of the delay to be put in order.

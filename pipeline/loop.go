@@ -110,7 +110,7 @@ func (s *session) between(ctx context.Context, now time.Time) error {
 
 // flush sends what was published, if others can't have claimed it since.
 func (s *session) flush(now time.Time) (time.Duration, error) {
-	if s.island != nil && !s.island.lively(now) && s.tracker.Unacknowledged() {
+	if s.island != nil && !s.island.lively(now) && s.pub.Acked() != s.pub.Sent() {
 		return 0, errSilent
 	}
 	s.flushed = now

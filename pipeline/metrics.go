@@ -73,7 +73,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			"cluster publishes events of the home. How many: outflow_events_published_total of its slot."),
 		yields: counter("cluster_yields_total", "cluster.mode islands, at a home: times that it has left "+
 			"its events to others because NATS could not be reached or took no message, or one of them did "+
-			"not answer it. One that fails is asked for again."),
+			"not answer it. What it says once more, because that failed or a cluster may not know it, "+
+			"counts again."),
 		left: counter("cluster_left_events_total", "cluster.mode islands, at a home: its own events that "+
 			"it has passed over because others have claimed them. After a restart the same may count "+
 			"again."),

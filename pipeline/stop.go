@@ -37,8 +37,10 @@ func (s *session) stop() error {
 // settle waits until everything that was sent is acknowledged.
 func (s *session) settle(ctx context.Context) error {
 	for s.pub.Acked() != s.pub.Sent() {
-		now := time.Now()
-		wait := s.pub.Flush(now)
+		wait, err := s.flush(time.Now())
+		if err != nil {
+			return err
+		}
 		if wait <= 0 {
 			wait = idleInterval
 		}

@@ -910,10 +910,11 @@ func TestAYieldThatIsThereAgainTakesNoTurn(t *testing.T) {
 
 // TestAHelloThatIsThereTwiceIsNoNewOne: the process stood still before it read its hello, and asked for it
 // once more. That one lands behind the sign of life of the next start, which has to say a new hello: others
-// have answered the first one, and may have claimed since.
+// have answered the first one, and may have claimed since. Or another process reads it, which goes on from
+// what was kept before the first one was read, or when the new one was to be said.
 func TestAHelloThatIsThereTwiceIsNoNewOne(t *testing.T) {
 	t.Parallel()
-	for _, again := range []bool{false, true} {
+	for kept := range 3 {
 		sign := relay.ClusterRow{Kind: relay.Published, By: 1}
 		hello := relay.ClusterRow{Kind: relay.Hello, By: 1, Hello: 7}
 		h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})
@@ -926,7 +927,7 @@ func TestAHelloThatIsThereTwiceIsNoNewOne(t *testing.T) {
 				t.Fatal(row.Content())
 			}
 		}
-		if again { // another process
+		if kept == 1 {
 			h = HomeFrom(h.cfg, h.State())
 		}
 		h.Start(3)
@@ -937,9 +938,14 @@ func TestAHelloThatIsThereTwiceIsNoNewOne(t *testing.T) {
 		if !h.Nameless() {
 			t.Fatal("no hello behind a silence of two delays")
 		}
+		if kept == 2 {
+			h = HomeFrom(h.cfg, h.State())
+			h.Start(4)
+		}
 		h.Row(&hello, 5, 220)
+		h.Row(&sign, 6, 221)
 		if got := h.May(100, 100); got != Wait || !h.Nameless() {
-			t.Errorf("another process %t: %v", again, got)
+			t.Errorf("kept %d: %v", kept, got)
 		}
 	}
 }

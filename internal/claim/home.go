@@ -78,6 +78,8 @@ func HomeFrom(cfg Config, s relay.HomeState) Home {
 		claimed: s.Claimed, said: s.Said, signed: s.Signed, gap: s.Gap,
 		from: cmp.Or(s.From, s.Said)} // an earlier build did not keep it
 	copy(h.echoes[1:], s.Echoes)
+	// An echo is behind its hello in this WAL: another one was to be said.
+	h.nameless = !s.Greeted && s.Hello > 0 && slices.Contains(s.Echoes, s.Hello)
 	return h
 }
 

@@ -571,8 +571,8 @@ func TestTheIslandsModeIsSwitchedOn(t *testing.T) {
 	home.MustFail(3, []string{"run"}, "cluster_mode", "Set cluster.mode to islands")
 }
 
-// TestAPlannedStopPublishesNothingTwice: a reader that was made anew while the home lived publishes what comes
-// after the home was stopped, and nothing else.
+// TestAPlannedStopPublishesNothingTwice: a reader that was made anew while the home lived publishes what
+// comes after the home was stopped, and nothing else.
 func TestAPlannedStopPublishesNothingTwice(t *testing.T) {
 	t.Parallel()
 	harness.SkipIfShort(t)
