@@ -47,7 +47,7 @@ func newIsland(cfg *claim.Config) *island {
 // the broker has lost or another process has written; or may lack something: whoever finds a difference then
 // has to know no more than what was read up to there.
 func (i *island) begin(r *checkpoint.Readings) {
-	if i.lacks > 0 || r.Revision != i.revision {
+	if i.lacks > 0 || !i.isOwn(r) {
 		*i = island{rowsRead: rowsRead{cfg: i.cfg, begun: i.begun, lacks: r.Server.WALEnd}}
 		i.Home = claim.NewHome(i.cfg)
 		if kept := r.Record.Heard; kept != nil {
@@ -130,6 +130,10 @@ func (s *session) publishedBefore(h *outbox.Header) bool {
 func (s *session) leave(ctx context.Context, h *outbox.Header) error {
 	if err := s.free(ctx); err != nil {
 		return err
+	}
+	// What lies before it counts as published from then on.
+	if err := s.settle(ctx); err != nil {
+		return ofJetStream(err)
 	}
 	state := s.island.state()
 	next, err := s.checkpointer.record.WithLeft(relay.LeftFrom(h, state.Claimed), state.Hello)

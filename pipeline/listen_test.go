@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -721,5 +723,93 @@ func TestWhatWasPublishedIsSaidAtAStop(t *testing.T) {
 		w.ends()
 		<-w.ended
 		time.Sleep(time.Minute)
+	})
+}
+
+// TestAHomeThatWaitsSendsNothingAtAStop: a yield of the process before comes right behind an event that was
+// handed to the publisher. Another cluster claims that by the yield.
+func TestAHomeThatWaitsSendsNothingAtAStop(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		pr := c.publishing()
+		c.sleep(2 * time.Second)
+		c.write(1)
+		yield := relay.ClusterRow{Kind: relay.Yield, By: 1, Hello: 1}
+		c.pg.commit(nil, logical{prefix: relay.ClusterPrefix, content: yield.Content()})
+		c.write(1)
+		c.sleep(time.Second)
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.sleep(2 * time.Second)
+		n := len(c.js.messages)
+		pr.cancel()
+		c.sleep(5 * time.Second)
+		if m := len(c.js.messages); m != n {
+			t.Errorf("%d messages before the stop, %d behind it", n, m)
+		}
+	})
+}
+
+// recorded calls f for each record that is stored, before its process knows that.
+type recorded struct {
+	Store
+	f func(*checkpoint.Record)
+}
+
+func (r recorded) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+	revision, err := r.Store.Save(ctx, rec, last)
+	if err == nil {
+		r.f(rec)
+	}
+	return revision, err
+}
+
+// TestWhatLiesBeforeWhatIsLeftIsStored: a window has an event that others have claimed behind one that they
+// have not. The home is killed when its record says that it leaves the first one.
+func TestWhatLiesBeforeWhatIsLeftIsStored(t *testing.T) {
+	oneHome(t, 5*time.Second, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.sleep(10 * time.Second)
+		n := len(c.js.messages)
+		c.procs[0].kill()
+		c.sleep(2 * c.cfg.Delay)
+		c.insert("d", "a:000100")
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.sleep(time.Second)
+		c.insert("d", "a:000050") // in the same window, and before it
+		killed := false
+		c.run(options{islands: &c.cfg, open: func(l *Conns) {
+			l.Store = recorded{l.Store, func(rec *checkpoint.Record) {
+				if len(rec.Left) > 0 && !killed {
+					killed = true
+					c.with(func() { c.procs[len(c.procs)-1].dies() })
+				}
+			}}
+		}})
+		c.echoes(c.greets(2))
+		c.until(time.Minute, "the kill", func() bool { return killed })
+		if m := len(c.js.messages); m != n+1 {
+			t.Errorf("%d messages when the record says what is left, %d before", m, n)
+		}
+	})
+}
+
+// unanswered stores each record, and does not say so.
+type unanswered struct{ Store }
+
+func (u unanswered) Save(ctx context.Context, rec *checkpoint.Record, last uint64) (uint64, error) {
+	if _, err := u.Store.Save(ctx, rec, last); err != nil {
+		return 0, err
+	}
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+// TestAHomeWhoseRecordsAreNotAnsweredYields: each new session finds what the one before has stored.
+func TestAHomeWhoseRecordsAreNotAnsweredYields(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		c.publishing().kill()
+		c.sleep(2 * c.cfg.Delay)
+		c.write(5)
+		c.run(options{islands: &c.cfg, open: func(l *Conns) { l.Store = unanswered{l.Store} }})
+		c.until(10*c.cfg.Delay, "a yield", func() bool { return c.wrote(relay.Yield) > 0 })
 	})
 }

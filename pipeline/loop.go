@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -110,8 +111,13 @@ func (s *session) between(ctx context.Context, now time.Time) error {
 
 // flush sends what was published, if others can't have claimed it since.
 func (s *session) flush(now time.Time) (time.Duration, error) {
-	if s.island != nil && !s.island.lively(now) && s.pub.Acked() != s.pub.Sent() {
-		return 0, errSilent
+	if s.island != nil && s.pub.Acked() != s.pub.Sent() {
+		switch {
+		case !s.island.lively(now):
+			return 0, errSilent
+		case s.island.May(0, 0) == claim.Wait:
+			return 0, errWait
+		}
 	}
 	s.flushed = now
 	return s.pub.Flush(now), nil

@@ -245,6 +245,9 @@ func (s *session) whenVerified(ctx context.Context) error {
 	}
 	s.verified = true
 	if s.tracker.MustSave() {
+		if err := s.free(ctx); err != nil { // a question uses the record as well
+			return err
+		}
 		update := s.beginSave(time.Now())
 		asked, err := s.checkpointer.store(ctx, &update)
 		if err != nil {

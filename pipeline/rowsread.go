@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/claim"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -20,8 +21,16 @@ type rowsRead struct {
 	lost     bool       // NATS is away, or was not read since
 	tries    int        // to reach it since it has stored something, or there was nothing to be stored
 
-	revision uint64     // of the newest record that this process has read or written
-	lacks    outbox.LSN // what the rows up to there have led to may be lacking in the record; 0: nothing is
+	revision uint64             // of the newest record that this process has read or written
+	tried    *checkpoint.Record // may have been written since; nil: nothing
+	// What the rows up to there have led to may be lacking in the record; 0: nothing is.
+	lacks outbox.LSN
+}
+
+// isOwn reports whether a record that was read is the one that this process has left, as far as it knows.
+func (r *rowsRead) isOwn(read *checkpoint.Readings) bool {
+	return read.Revision == r.revision ||
+		read.Revision > r.revision && r.tried != nil && r.tried.Is(read.Record)
 }
 
 // clock is claim's.

@@ -143,7 +143,7 @@ func (s *session) close() {
 	s.questions.close()
 	s.heartbeats.worker.close()
 	if s.clusters != nil {
-		s.clusters.revision = s.checkpointer.revision
+		s.clusters.revision, s.clusters.tried = s.checkpointer.revision, s.checkpointer.tried
 	}
 	s.buffer.Discard()
 	s.in.release()

@@ -20,6 +20,9 @@ func (s *session) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.p.cfg.StopTimeout)
 	defer cancel()
 	err := s.settle(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%d messages not acknowledged within the stop timeout", s.pub.Sent()-s.pub.Acked())
+	}
 	if err == nil {
 		err = s.recordLast(ctx)
 	}
@@ -46,8 +49,7 @@ func (s *session) settle(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d messages not acknowledged within the stop timeout",
-				s.pub.Sent()-s.pub.Acked())
+			return ctx.Err()
 		case <-s.conns.JetStream.Lost():
 			return connectionLost(s.conns.JetStream)
 		case <-s.pub.Notify():

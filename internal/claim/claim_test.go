@@ -949,3 +949,30 @@ func TestAHelloThatIsThereTwiceIsNoNewOne(t *testing.T) {
 		}
 	}
 }
+
+// TestAReaderMadeBehindAnEchoPassesOverALateClaim: for everybody else it is void, as cluster 3 has echoed
+// hello 2 before it. Who counted it would claim only what comes behind it, and the home would leave all.
+func TestAReaderMadeBehindAnEchoPassesOverALateClaim(t *testing.T) {
+	t.Parallel()
+	r := NewReader(Config{Self: 2, Count: 3, Delay: 100, Beat: 10}, 1)
+	r.Start(0)
+	r.End(1)
+	r.First(10)
+	for _, row := range []relay.ClusterRow{
+		{Kind: relay.Published, By: 1, To: 10, Hello: 2},
+		{Kind: relay.Claim, By: 3, Home: 1, Hello: 1, From: 10, To: 15},
+		{Kind: relay.Echo, By: 2, Home: 1, Hello: 2},
+	} {
+		r.Row(1, &row)
+	}
+	r.Commit(2, 30)
+	for now := time.Duration(2); now < 1000; now++ {
+		if row := at(&r, now); row.Kind == relay.Claim {
+			if row.From != 10 || row.To != 30 {
+				t.Errorf("it claims %v to %v", row.From, row.To)
+			}
+			return
+		}
+	}
+	t.Error("it does not claim")
+}

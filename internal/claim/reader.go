@@ -115,7 +115,9 @@ func (r *Reader) Row(now time.Duration, row *relay.ClusterRow) (publish Range) {
 		if row.By == r.cfg.Self && r.end {
 			r.answered = row.Hello
 		}
-	case row.Kind == relay.Claim && !r.echoes.void(row):
+	case row.Kind == relay.Claim && (r.echoes.void(row) || r.echoes[row.By] == 0 && row.Hello < r.hello):
+		// Of an echo that came before this reader was made it does not know: the claim may be void.
+	case row.Kind == relay.Claim:
 		// It acts here, where it is read, whenever it was decided: what was settled before is not in it.
 		if from, to := max(row.From, r.settled), min(row.To, r.newest); row.By == r.cfg.Self && from < to {
 			publish = Range{from, to}
