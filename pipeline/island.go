@@ -133,7 +133,7 @@ func (s *session) leave(ctx context.Context, h *outbox.Header) error {
 	}
 	// What lies before it counts as published from then on.
 	if err := s.settle(ctx); err != nil {
-		return ofJetStream(err)
+		return err
 	}
 	state := s.island.state()
 	next, err := s.checkpointer.record.WithLeft(relay.LeftFrom(h, state.Claimed), state.Hello)

@@ -56,7 +56,7 @@ func (s *session) settle(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 		if err := s.pub.Check(time.Now()); err != nil {
-			return err
+			return ofJetStream(err)
 		}
 	}
 	s.acked()

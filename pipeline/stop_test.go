@@ -135,3 +135,28 @@ func TestAHomeThatWaitsSendsNothingAtAStop(t *testing.T) {
 		}
 	})
 }
+
+// TestAStopWhileSomethingIsLeftIsNoFailure: the home is told to stop while it waits until what lies before an
+// event that it leaves to others is stored. NATS has not failed, and the others hear what is published.
+func TestAStopWhileSomethingIsLeftIsNoFailure(t *testing.T) {
+	oneHome(t, 5*time.Second, func(t *testing.T, c *isle) {
+		c.publishing()
+		c.sleep(10 * time.Second)
+		n := len(c.js.messages)
+		c.procs[0].kill()
+		c.sleep(2 * c.cfg.Delay)
+		c.insert("d", "a:000100")
+		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+		c.sleep(time.Second)
+		c.insert("d", "a:000050") // in the same window, and before it
+		c.js.slow = time.Second
+		pr := c.run(options{islands: &c.cfg})
+		c.echoes(c.greets(2))
+		c.until(time.Minute, "the message before it", func() bool { return len(c.js.messages) > n })
+		signs := c.wrote(relay.Published)
+		must.Succeed(t, pr.stop())
+		if c.wrote(relay.Published) != signs+1 {
+			t.Error("the others were not told what is published")
+		}
+	})
+}
