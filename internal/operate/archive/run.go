@@ -206,8 +206,8 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	}
 	if next := c.a.Next(); next > c.to && next <= c.upTo {
 		// There is no message to archive. Were they deleted, or did the limits take all?
-		if lost, err := c.front(ctx, next); err != nil || len(lost) > 0 {
-			return cmp.Or(err, c.gap(lost))
+		if err := c.allLost(ctx, next); err != nil {
+			return err
 		}
 	}
 	for c.a.Next() <= c.to {
@@ -254,6 +254,15 @@ func (c *command) front(ctx context.Context, next uint64) (lost outbox.Sequences
 	return erased.Lacking(next, to), err
 }
 
+// allLost fails if no message from next on is left to be archived.
+func (c *command) allLost(ctx context.Context, next uint64) error {
+	lost, err := c.front(ctx, next)
+	if err != nil || len(lost) == 0 || lost[len(lost)-1].To < c.to {
+		return err
+	}
+	return c.gap(lost)
+}
+
 func (c *command) gap(lost outbox.Sequences) error {
 	from, to := lost[0].From, lost[len(lost)-1].To
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeGap,
@@ -293,8 +302,8 @@ func (c *command) pass(ctx context.Context) error {
 		return err
 	}
 	first := c.a.Next()
-	if lost, err := c.front(ctx, first); err != nil || len(lost) > 0 && lost[len(lost)-1].To >= c.to {
-		return cmp.Or(err, c.gap(lost))
+	if err := c.allLost(ctx, first); err != nil {
+		return err
 	}
 	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
 	defer task.End()

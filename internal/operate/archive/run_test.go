@@ -128,6 +128,21 @@ func (w *world) wantFault(err error, code string) {
 	}
 }
 
+// TestARunWithoutNATSIsNoGap: the connection is lost between two questions.
+func TestARunWithoutNATSIsNoGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	store, err := archive.Open(t.Context(), w.cfg.Archive.URL)
+	must.Succeed(t, err)
+	a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", time.Now()), nil)
+	must.Succeed(t, err)
+	w.js.Conn().Close()
+	c := &command{cfg: w.cfg, api: jsapi.New(w.js.Conn(), ""), a: a, upTo: 5, to: 5}
+	if err := c.pass(t.Context()); !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestOnlyWhatIsConfirmedIsArchived: what is behind the oldest checkpoint may be lost and come again as
 // something else.
 func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
