@@ -269,9 +269,10 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (
 	return m, a.Refresh(ctx) // what is stored counts
 }
 
-// create writes the object of a segment that has no manifest yet, or finds it.
+// create writes the object of a segment that has no manifest yet, or finds it. One that is there and has other
+// messages, or is damaged, stays, as one that was emptied: the segment's object is the next generation then.
 func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error {
-	for {
+	for ; ; m.Generation++ {
 		name := a.ObjectName(m)
 		err := a.store.Create(ctx, name, object)
 		if !errors.Is(err, ErrExists) {
@@ -281,17 +282,24 @@ func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error 
 		if err != nil {
 			return err
 		}
-		if !bytes.Equal(there, emptyObject) {
-			// An older version may have written the same messages as other lines, or compressed them to
-			// other bytes.
-			m.Bytes, m.Object = int64(len(there)), sha256.Sum256(there)
-			if m.Raw, err = textSize(there); err != nil {
-				return a.damaged(name, err)
-			}
+		if found := *m; found.matches(ctx, there) == nil {
+			*m = found
 			return nil
 		}
-		m.Generation++ // one with messages that were erased since was here
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 	}
+}
+
+// matches takes an object for that of the manifest, if it has the same messages: an older version may have
+// written them as other lines, or compressed them to other bytes.
+func (m *Manifest) matches(ctx context.Context, object []byte) (err error) {
+	m.Bytes, m.Object = int64(len(object)), sha256.Sum256(object)
+	if m.Raw, err = textSize(object); err != nil {
+		return err
+	}
+	return readObject(ctx, object, m, func(*Message, Hash) error { return nil })
 }
 
 // Verify reads a segment whole and checks it against its manifest: the object's hash, each message's, their

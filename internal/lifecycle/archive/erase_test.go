@@ -314,6 +314,66 @@ func TestNoSegmentIsMadeOfWhatWasErasedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestWhatARunHasLeftIsNotNeeded: it ended between an object and its manifest, and before the next run a message
+// of the object goes, or the object is damaged. That run makes another object, and what the first one has of an
+// erased document goes with the next erasure.
+func TestWhatARunHasLeftIsNotNeeded(t *testing.T) {
+	t.Parallel()
+	third := outbox.Sequences{{From: 3, To: 3}}
+	for how, of := range map[string]struct{ gone, lost, erased outbox.Sequences }{
+		"erased":  {gone: third, erased: third},
+		"deleted": {gone: third},
+		"lost":    {gone: outbox.Sequences{{From: 1, To: 3}}, lost: outbox.Sequences{{From: 1, To: 3}}},
+		"damaged": {},
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			store, dir := folderOf(t)
+			func() {
+				defer func() { _ = recover() }()
+				_ = add(t, load(t, store, func(point string) {
+					if point == "archive.written" {
+						panic("killed")
+					}
+				}), 12)
+			}()
+			a := load(t, store, nil)
+			if how == "damaged" {
+				name := a.ObjectName(&Manifest{First: 1, Last: 12})
+				must.Succeed(t, store.Replace(t.Context(), name, []byte("damaged")))
+			}
+			if of.erased != nil {
+				_, err := a.Erase(t.Context(), docOf("doc3"))
+				must.Succeed(t, err)
+			}
+			a.Erased = func(context.Context) (outbox.Sequences, error) { return of.erased, nil }
+			s, err := a.NewSegment()
+			must.Succeed(t, err)
+			noted := len(of.gone) == 0
+			for seq := uint64(1); seq <= 12; seq++ {
+				if of.gone.Has(seq) {
+					continue
+				}
+				if seq > 3 && !noted {
+					s.Gap(of.lost, of.erased)
+					noted = true
+				}
+				must.Succeed(t, s.Add(message(seq)))
+			}
+			_, err = a.Append(t.Context(), s, 0)
+			must.Succeed(t, err)
+			must.Succeed(t, load(t, store, nil).Verify(t.Context(), a.Segments[0], nil))
+			if of.erased != nil {
+				_, err := load(t, store, nil).Erase(t.Context(), docOf("doc3"))
+				must.Succeed(t, err)
+				if strings.Contains(everything(t, dir), "outbox.doc3") {
+					t.Error("what was erased is in a file of the archive")
+				}
+			}
+		})
+	}
+}
+
 // TestAnErasedLineThatTheManifestDoesNotKnow, and the other way round, is damage.
 func TestAnErasedLineThatTheManifestDoesNotKnow(t *testing.T) {
 	t.Parallel()
