@@ -74,21 +74,19 @@ func NewHome(cfg Config) Home { return Home{cfg: cfg, gap: true} }
 
 // HomeFrom is the home of which state was kept.
 func HomeFrom(cfg Config, s relay.HomeState) Home {
-	h := Home{cfg: cfg, hello: s.Hello, greeted: s.Greeted, waits: s.Waits, yielded: s.Yielded, told: s.Told,
-		claimed: s.Claimed, said: s.Said, signed: s.Signed, gap: s.Gap,
+	h := Home{cfg: cfg, hello: s.Hello, greeted: s.Greeted, nameless: s.Nameless, waits: s.Waits,
+		yielded: s.Yielded, told: s.Told, claimed: s.Claimed, said: s.Said, signed: s.Signed, gap: s.Gap,
 		from: cmp.Or(s.From, s.Said)} // an earlier build did not keep it
 	copy(h.echoes[1:], s.Echoes)
-	// An echo is behind its hello in this WAL: another one was to be said.
-	h.nameless = !s.Greeted && s.Hello > 0 && slices.Contains(s.Echoes, s.Hello)
 	return h
 }
 
 // State is what has to be kept to go on from this point of the WAL; At and Timeline are the caller's to set.
 // A process begins there with [Home.Start], and says what is published.
 func (h *Home) State() relay.HomeState {
-	return relay.HomeState{Hello: h.hello, Greeted: h.greeted, Waits: h.waits, Yielded: h.yielded,
-		Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), From: h.from, Claimed: h.claimed,
-		Said: h.said, Signed: h.signed, Gap: h.gap}
+	return relay.HomeState{Hello: h.hello, Greeted: h.greeted, Nameless: h.nameless, Waits: h.waits,
+		Yielded: h.yielded, Told: h.told, Echoes: slices.Clone(h.echoes[1 : h.cfg.Count+1]), From: h.from,
+		Claimed: h.claimed, Said: h.said, Signed: h.signed, Gap: h.gap}
 }
 
 // Start begins a process, at any state that was kept, before anything is read. The own WAL ends at end now.
@@ -119,7 +117,8 @@ func (h *Home) Number(n uint64) {
 	}
 }
 
-// Away says that NATS can't be reached, or refuses a message.
+// Away says that NATS can't be reached, or refuses a message. A home that waits sends none: that nothing was
+// stored says nothing then.
 func (h *Home) Away(now time.Duration) {
 	switch {
 	case h.away:
@@ -129,7 +128,7 @@ func (h *Home) Away(now time.Duration) {
 	case !h.yielded:
 		h.refuses = true
 	}
-	h.away, h.idle = true, true
+	h.away, h.idle = true, !h.waits
 }
 
 // Stored says that NATS has stored a message since it was away, or that there was none to be stored.

@@ -12,11 +12,12 @@ type HomeState struct {
 	At       outbox.LSN `json:"at"`       // all rows up to there were read, and none beyond
 	Timeline uint32     `json:"timeline"` // that At lies on
 
-	Hello   uint64 `json:"hello"`             // the newest one; 0: none was read or asked for
-	Greeted bool   `json:"greeted,omitempty"` // it was read
-	Waits   bool   `json:"waits,omitempty"`   // for echoes of it
-	Yielded bool   `json:"yielded,omitempty"` // since then a yield was asked for
-	Told    bool   `json:"told,omitempty"`    // and read
+	Hello    uint64 `json:"hello"`              // the newest one; 0: none was read or asked for
+	Greeted  bool   `json:"greeted,omitempty"`  // it was read
+	Nameless bool   `json:"nameless,omitempty"` // another one is to be said, which had no number yet
+	Waits    bool   `json:"waits,omitempty"`    // for echoes of it
+	Yielded  bool   `json:"yielded,omitempty"`  // since then a yield was asked for
+	Told     bool   `json:"told,omitempty"`     // and read
 
 	Echoes  []uint64   `json:"echoes,omitempty"` // the newest ones, by cluster.id from 1
 	From    outbox.LSN `json:"from,omitempty"`   // others publish what is above it
