@@ -359,3 +359,29 @@ func TestWhatLiesBeforeWhatIsLeftIsStored(t *testing.T) {
 		}
 	})
 }
+
+// TestAnIdleHomeThatWasSilentAsksAtOnce: it could write no rows for as long as makes others claim, and has
+// nothing to publish. It says hello as soon as it can, while they are there to answer, and not when something
+// is to be published.
+func TestAnIdleHomeThatWasSilentAsksAtOnce(t *testing.T) {
+	oneHome(t, 0, func(t *testing.T, c *isle) {
+		pr := c.publishing()
+		c.sleep(5 * time.Second)
+		takes := c.pg.writeDelay
+		c.pg.writeDelay = time.Hour
+		c.sleep(c.cfg.Delay)
+		c.pg.writeDelay = takes
+		c.echoes(c.greets(2))
+		c.sleep(10 * c.cfg.Delay)
+		if n := c.wrote(relay.Hello); n != 2 {
+			t.Errorf("%d hellos", n)
+		}
+		c.write(1) // cluster 2 is gone from now on
+		c.published()
+		pr.kill()
+		c.sleep(time.Second)
+		c.run(options{islands: &c.cfg})
+		c.write(1)
+		c.published()
+	})
+}

@@ -236,16 +236,20 @@ func (s *session) sayLast(ctx context.Context) {
 	until := now.Add(min(i.cfg.Delay, s.p.cfg.StopTimeout) / 4)
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
+	err := error(nil)
 	if s.heartbeats.worker.busy {
 		select {
 		case <-ctx.Done():
-			return
+			err = ctx.Err()
 		case result := <-s.heartbeats.worker.done:
 			_ = s.heartbeats.worker.take(result) // what it has written counts when it is read
 		}
 	}
-	i.Published(s.tracker.Newest().Published())
-	if err := s.conns.Writer.ClusterRow(ctx, i.Sign(i.clock(now)), until); err != nil {
+	if err == nil {
+		i.Published(s.tracker.Newest().Published())
+		err = s.conns.Writer.ClusterRow(ctx, i.Sign(i.clock(now)), until)
+	}
+	if err != nil {
 		s.log.Warn("the other clusters were not told what was published last: they may publish it again",
 			reason(err)...)
 	}

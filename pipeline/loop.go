@@ -134,6 +134,9 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	}
 	s.outage.acknowledged(acked, s.pub.Sent())
 	s.say(now)
+	if i := s.island; i != nil && !i.Starting() && !i.lively(now) {
+		return errSilent // also where nothing is to be published: the others may answer now, and not later
+	}
 	if !s.check.Verified() {
 		return nil
 	}
