@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -152,10 +153,42 @@ func (m *Manager) leaves(ctx context.Context) (attached, detached []string, err 
 		return nil, nil, fmt.Errorf("read the partitions of %s: %w", m.root.Quoted(), err)
 	}
 	tables, err := catalog.DetachedPartitions(ctx, m.conn, m.root.Table)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, t := range tables {
 		detached = append(detached, t.Quoted())
 	}
-	return append(attached, detached...), detached, err
+	return append(attached, detached...), detached, m.sameServer(ctx)
+}
+
+// sameServer makes sure that detached partitions are found by their OIDs. After a dump and restore those are
+// of the former server, until a run finds the partitions by their names: until then some would be passed
+// over.
+func (m *Manager) sameServer(ctx context.Context) error {
+	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger {
+		return err
+	}
+	var name string
+	err := m.conn.QueryRow(ctx, `SELECT name FROM `+m.ledger()+` WHERE root = $1
+		AND CASE WHEN horizon IS NULL AND state NOT IN ('ahead', 'attached', 'dropped', 'kept')
+			THEN to_regclass(name) IS NOT NULL END
+		AND system_id <> (SELECT system_identifier::text FROM pg_control_system())
+		ORDER BY lower, name LIMIT 1`,
+		m.root.Quoted()).Scan(&name)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return m.explain("read table "+m.ledger(), err)
+	}
+	return unfound(name, "is known by the OID that it had in another database cluster")
+}
+
+// unfound is the fault of a detached partition of which it is not certain which table it is.
+func unfound(name, why string) error {
+	return postgres.Fatal(nil, codeTaken, "Run `outflow partition apply`, which finds it by its name; then "+
+		"run the command again", "detached partition %s %s: its rows would be passed over", name, why)
 }
 
 // erasePass deletes all rows that can be seen.
@@ -200,27 +233,29 @@ func (m *Manager) erasePass(ctx context.Context, d Document, condition string, v
 }
 
 // eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays
-// so, with fewer rows, unless somebody has written to it since.
+// so, with fewer rows, unless somebody has written to it since. It is found by its OID, because it may have
+// another name by now than in the table of states.
 func (m *Manager) eraseDetached(ctx context.Context, name, deletion string, values []any) (n int64,
 	err error) {
 	err = m.retry(ctx, func() error {
 		return m.inTx(ctx, func(tx pgx.Tx) error {
-			known, err := m.readLedger(ctx)
-			p := known[name]
-			if err != nil || p == nil {
+			p, err := m.byOID(ctx, tx, name)
+			if err != nil {
 				return err
 			}
-			if err := m.lock(ctx, tx, p, "SHARE ROW EXCLUSIVE"); err != nil {
+			here := *p
+			here.Name = name
+			if err := m.lock(ctx, tx, &here, "SHARE ROW EXCLUSIVE"); err != nil {
 				return err
 			}
-			was, err := m.sum(ctx, tx, p)
+			was, err := m.sum(ctx, tx, &here)
 			if err != nil {
 				return err
 			}
 			if err := tx.QueryRow(ctx, deletion, values...).Scan(&n); err != nil || n == 0 {
 				return err
 			}
-			is, err := m.sum(ctx, tx, p)
+			is, err := m.sum(ctx, tx, &here)
 			if err != nil {
 				return err
 			}
@@ -234,6 +269,24 @@ func (m *Manager) eraseDetached(ctx context.Context, name, deletion string, valu
 		})
 	})
 	return n, err
+}
+
+// byOID returns what the table of states has of a table, under whatever name.
+func (m *Manager) byOID(ctx context.Context, tx pgx.Tx, name string) (*Partition, error) {
+	known, err := m.readLedger(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var oid uint32
+	if err := tx.QueryRow(ctx, "SELECT $1::regclass::oid", name).Scan(&oid); err != nil {
+		return nil, err
+	}
+	for _, p := range known {
+		if p.OID == oid && p.Horizon == 0 {
+			return p, nil
+		}
+	}
+	return nil, unfound(name, "is not in table "+m.ledger()+" any more")
 }
 
 // writersPoll is how often it is looked whether transactions have ended.

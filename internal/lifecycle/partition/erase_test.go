@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -91,5 +92,53 @@ func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 	w.apply()
 	if w.exists(0) {
 		t.Errorf("it is %s", w.state(0))
+	}
+}
+
+// TestAnErasureFindsAPartitionByItsOID: a detached one has another name than in the table of states, or is in
+// another schema, as pg_partman's retention_schema, until the next run of apply. One that is known by an OID
+// of another server is refused before anything is deleted.
+func TestAnErasureFindsAPartitionByItsOID(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{"ALTER TABLE outbox_0 RENAME TO outbox_of_may",
+		"CREATE SCHEMA kept; ALTER TABLE outbox_0 SET SCHEMA kept",
+		"ALTER TABLE outbox_0 RENAME TO former; ALTER TABLE outbox_1 RENAME TO outbox_0",
+		"UPDATE outflow_partitions SET system_id = '1', oid = 1"} {
+		w := newWorld(t, pgtest.Server(t), 2)
+		w.insert(0, 5, true)
+		w.insert(1, 4, true)
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('e', 'a', 1, " +
+			"'{}', '2024-05-01 12:00Z')")
+		w.apply()
+		w.want(0, Sealed)
+		w.Exec(sql)
+		m := w.manager()
+		d := Document{Column: "doc_id", Name: "e", ID: "id"}
+		erase := func() (Cut, error) {
+			return m.EraseDocument(outboxdb.Within(t), d,
+				func(context.Context) (uint64, error) { return 1, nil })
+		}
+		if strings.HasPrefix(sql, "UPDATE") {
+			_, err := m.CountDocument(outboxdb.Within(t), d)
+			wantFault(t, err, outbox.Fatal, codeTaken)
+			_, err = erase()
+			wantFault(t, err, outbox.Fatal, codeTaken)
+			w.apply()
+		}
+		before, err := m.CountDocument(outboxdb.Within(t), d)
+		must.Succeed(t, err)
+		cut, err := erase()
+		must.Succeed(t, err)
+		after, err := m.CountDocument(outboxdb.Within(t), d)
+		must.Succeed(t, err)
+		if before != 1 || cut.Rows != 1 || after != 0 {
+			t.Errorf("%s: %d rows of the document, %d erased, %d left", sql, before, cut.Rows, after)
+		}
+		w.confirm(w.Slot)
+		w.apply()
+		if n := w.Text("SELECT count(*)::text FROM pg_class WHERE relkind = 'r' AND relname IN " +
+			"('outbox_0', 'outbox_1', 'outbox_of_may', 'former')"); n != "0" {
+			t.Errorf("%s: %s of the partitions did not go", sql, n)
+		}
 	}
 }
