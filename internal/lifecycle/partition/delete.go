@@ -172,7 +172,7 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 	}
 	step = Step{Partition: m.root.Quoted(), Action: Delete}
 	step.Rows, step.Why, err = m.deleteRows(ctx, t, p, gone)
-	if err == nil && step.Why == "" && gone.count > 0 && m.cfg.ID == "" {
+	if err == nil && step.Why == "" && gone.count > 0 && m.cfg.ID == "" && p.Horizon >= t.base.Horizon {
 		// they were accepted, and what is left was written when there was the fence's stream
 		t.base.Stream = p.Stream
 		err = m.note(ctx, m.conn, t.base)
@@ -252,9 +252,10 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 		return gone, m.note(ctx, m.conn, t.base)
 	}
 	c, ok := m.root.Column(m.cfg.ID)
-	if !ok {
-		t.cleared = true // only the fence shows it
-		return gone, nil
+	if !ok { // only the fence shows it, if anything does
+		gone, err = m.unshown(ctx, t, p, old)
+		t.cleared = gone.count == 0
+		return gone, err
 	}
 	if err := m.load(ctx, periods(Period{})); err != nil {
 		return gone, err
@@ -419,8 +420,8 @@ func (m *Manager) refuse(where string, gone missing) error {
 	switch {
 	case m.cfg.ID == "":
 		message = fmt.Sprintf("nothing shows that the %d rows of %s are published: there is no id column, "+
-			"and the stream was made anew, its archive has a gap, or somebody wrote to it when it was "+
-			"detached", gone.count, where)
+			"and the slot or the stream was made anew, its archive has a gap, or somebody wrote to it when "+
+			"it was detached", gone.count, where)
 	case m.cfg.Archive:
 		message += " of the archive"
 		fallthrough

@@ -355,3 +355,58 @@ func TestWithoutAnIDRowsOfAnotherStreamAreAcceptedOnce(t *testing.T) {
 		t.Errorf("of the new stream %s rows are left: %v", w.rows(), err)
 	}
 }
+
+// anew makes the slot anew, as uninstall and init do, after somebody has written rows that no slot reads.
+func (w *world) anew(write func()) {
+	w.T.Helper()
+	w.Exec("SELECT pg_drop_replication_slot($1)", w.Slot)
+	write()
+	w.slot(w.Slot)
+	m := w.manager()
+	defer m.Close()
+	must.Succeed(w.T, m.CheckForget(outboxdb.Within(w.T)))
+	must.Succeed(w.T, m.Forget(outboxdb.Within(w.T)))
+}
+
+// TestRowsThatNoSlotHasReadStay: retention has run for long, the slot is dropped, services go on to write,
+// and the slot is made anew. Rows of that time stay until they are published or accepted, and those that are
+// written afterwards go as before.
+func TestRowsThatNoSlotHasReadStay(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"id", ""} {
+		w := newPlain(t, 0)
+		w.cfg.ID = id
+		w.insert(0, 3, true)
+		w.mustRemove()
+		w.confirm(w.Slot)
+		w.mustRemove()
+		w.anew(func() { w.insert(0, 7, false) })
+		w.confirm(w.Slot)
+		_, _ = w.remove() // sets a fence behind those rows, which may be confirmed already
+		for range 2 {
+			w.confirm(w.Slot)
+			_, err := w.remove()
+			f := wantFault(t, err, outbox.Gap, codeUnpublished)
+			if !strings.Contains(f.Message, "7 rows of") {
+				t.Error(f)
+			}
+		}
+		if got := w.rows(); got != "7" {
+			t.Errorf("id %q: %s of 7 rows are left that are in no message", id, got)
+		}
+		w.o.AcceptUnpublished = 7
+		w.confirm(w.Slot)
+		if s := w.mustRemove(); s.Rows != 7 {
+			t.Errorf("id %q: %v", id, s)
+		}
+		w.o.AcceptUnpublished = 0
+		w.insert(0, 4, false) // they came through the WAL that the slot reads
+		for range 2 {
+			w.confirm(w.Slot)
+			w.mustRemove()
+		}
+		if got := w.rows(); got != "0" {
+			t.Errorf("id %q: %s rows are left at the end", id, got)
+		}
+	}
+}

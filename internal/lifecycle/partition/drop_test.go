@@ -544,3 +544,73 @@ func TestRowsOfOtherShardsAreNotMissed(t *testing.T) {
 		})
 	}
 }
+
+// TestPartitionsWithRowsThatNoSlotHasReadStay: Outflow has made them, and the stream's oldest messages have
+// gone. What the former slot has confirmed goes, whatever the new one has read.
+func TestPartitionsWithRowsThatNoSlotHasReadStay(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"id", ""} {
+		w := newWorld(t, pgtest.Server(t), 3)
+		w.cfg.ID = id
+		for i := range 3 {
+			w.insert(i, 3, true)
+		}
+		w.cfg.Age = time.Since(day.AddDate(0, 0, 1)) - time.Hour // the first one
+		w.apply()
+		w.Exec("UPDATE outflow_partitions SET made = true")
+		w.cfg.Keep = time.Hour
+		w.confirm(w.Slot)
+		w.apply()
+		w.want(0, Verified)
+		w.cfg.Age -= 24 * time.Hour // the second one
+		w.apply()
+		w.want(1, Sealed)
+		w.want(2, Attached)
+		w.anew(func() { w.insert(2, 7, false) })
+		w.seen.Oldest, w.seen.Removed = time.Now(), true
+		clear(w.published)
+		w.cfg.Age, w.cfg.Keep = 0, 0
+		for range 3 {
+			w.confirm(w.Slot)
+			_, err := w.try()
+			if w.exists(0) || err != nil {
+				wantFault(t, err, outbox.Gap, codeUnpublished)
+			}
+		}
+		if w.exists(0) || !w.exists(1) || !w.exists(2) {
+			t.Errorf("id %q: there are %v, %v, %v", id, w.exists(0), w.exists(1), w.exists(2))
+		}
+		for _, rows := range []int64{3, 10} {
+			w.o.AcceptUnpublished = rows
+			_, _ = w.try()
+		}
+		if w.exists(1) || w.exists(2) {
+			t.Errorf("id %q: accepted, and there are %v, %v", id, w.exists(1), w.exists(2))
+		}
+	}
+}
+
+// TestWhoeverMakesASlotMayWriteTheStates, or is told before the slot is made.
+func TestWhoeverMakesASlotMayWriteTheStates(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	check := func() error {
+		m, err := Open(outboxdb.Within(t), w.target(), w.cfg, w.o)
+		must.Succeed(t, err)
+		defer m.Close()
+		return m.CheckForget(outboxdb.Within(t))
+	}
+	must.Succeed(t, check()) // there are no states yet
+	w.apply()
+	role := w.Text("SELECT quote_ident('maker_' || current_database())")
+	w.Exec("CREATE ROLE " + role)
+	t.Cleanup(func() { w.Exec("DROP OWNED BY " + role); w.Exec("DROP ROLE " + role) })
+	m := w.manager()
+	_, err := m.conn.Exec(outboxdb.Within(t), "SET ROLE "+role)
+	must.Succeed(t, err)
+	wantFault(t, m.CheckForget(outboxdb.Within(t)), outbox.Fatal, "no_right")
+	wantFault(t, m.Forget(outboxdb.Within(t)), outbox.Fatal, "no_right")
+	w.Exec("GRANT UPDATE ON outflow_partitions TO " + role)
+	must.Succeed(t, m.CheckForget(outboxdb.Within(t)))
+	must.Succeed(t, m.Forget(outboxdb.Within(t)))
+}

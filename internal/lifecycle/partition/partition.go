@@ -290,7 +290,12 @@ func array(oids []uint32) string {
 // facts reads what a decision is made from.
 func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) {
 	f := &Facts{}
-	err := m.away(ctx, func() (err error) {
+	var err error
+	// before the record: a slot that is made anew meanwhile confirms nothing for the one that it is of
+	if f.Slots, err = ReadSlots(ctx, q, m.cfg.OtherSlots); err != nil {
+		return nil, err
+	}
+	err = m.away(ctx, func() (err error) {
 		f.Outside, err = m.o.Outside(ctx)
 		return err
 	})
@@ -306,9 +311,6 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the server's state: %w", err)
-	}
-	if f.Slots, err = ReadSlots(ctx, q, m.cfg.OtherSlots); err != nil {
-		return nil, err
 	}
 	return f, nil
 }

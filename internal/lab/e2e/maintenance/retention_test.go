@@ -274,3 +274,63 @@ func TestInitMakesAPartitionedOutbox(t *testing.T) {
 	f.MustStop(t)
 	f.MustRun("uninstall")
 }
+
+// TestRowsOfTheTimeWithoutASlotStay: uninstall, services that go on to write, and init again. Retention has
+// run for a while before, and does not take rows that were written in between for published, until a repair
+// has published them.
+func TestRowsOfTheTimeWithoutASlotStay(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Own(t, 0, "wal_level=logical"), natstest.Server(t).URL(),
+		"between", "RETAIN_TABLE_METHOD=delete", "RETAIN_TABLE_KEEP=0s", "SINK_DURABLE_AFTER=0s")
+	rows := func() int { return harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox") }
+	gone := func(what string) {
+		t.Helper()
+		harness.Eventually(t, what, func() error {
+			settle(t, f)
+			f.MustRun("maintain", "--once")
+			if n := rows(); n > 1 { // that of the newest settle may stay
+				return fmt.Errorf("%d rows are left", n)
+			}
+			return nil
+		})
+	}
+	f.Init()
+	f.Start()
+	gone("rows go")
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.Drain()
+	f.MustRun("uninstall", "--yes")
+	for n := range 5 {
+		harness.Insert(t, f.Conn, "between", n+1, "{}")
+	}
+	f.Init()
+	f.Start()
+	between := func() int {
+		return harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = 'between'")
+	}
+	harness.Eventually(t, "the rows are named", func() error {
+		settle(t, f)
+		out, said, code := f.Run("maintain", "--once")
+		if code != 4 || !strings.Contains(said, "partition_unpublished") {
+			if n := between(); n != 5 {
+				t.Fatalf("%d of 5 rows are left that are in no message", n)
+			}
+			return fmt.Errorf("exit code %d: %s%s", code, out, said)
+		}
+		return nil
+	})
+	f.MustFail(4, []string{"partition", "apply"}, "partition_unpublished", "5 rows of")
+	if n := between(); n != 5 {
+		t.Fatalf("%d of 5 rows are left that are in no message", n)
+	}
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.MustFail(4, []string{"repair", "--check"}, "rows_missing")
+	if report, stderr, code := f.Repair("--accept", "rows_missing"); code != 0 || report.Published != 5 {
+		t.Fatalf("exit code %d: %+v\n%s", code, report, stderr)
+	}
+	f.Start()
+	gone("then they go")
+	f.MustStop(t)
+}

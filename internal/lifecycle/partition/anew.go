@@ -1,0 +1,85 @@
+package partition
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// What a fence shows of rows that were never compared with a message rests on one slot: it read the WAL of
+// all of them. A slot that is made without reading on from the former one has not read what was written
+// between the two. So whoever makes it lets the table of states forget what the former one has shown.
+
+// CheckForget makes sure that Forget may write the table of states, if there is one.
+func (m *Manager) CheckForget(ctx context.Context) error {
+	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger {
+		return err
+	}
+	var may bool
+	err := m.conn.QueryRow(ctx, "SELECT has_table_privilege($1::text, 'SELECT') AND "+
+		"has_table_privilege($1::text, 'UPDATE')", m.ledger()).Scan(&may)
+	if err != nil {
+		return m.explain("read table "+m.ledger(), err)
+	}
+	if !may {
+		return postgres.Fatal(nil, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, "+
+			"which owns the outbox, or GRANT UPDATE ON %s TO this role", m.root.Owner, m.ledger()),
+			"the role may not write table %s, which says what the former slot has read", m.ledger())
+	}
+	return nil
+}
+
+// Forget forgets what a former slot has shown, when the new one is there and nothing is read from it yet.
+// From then on the rows that there are now are compared with messages, and those without one stay; without an
+// id column nothing shows any more that they are published. A partition whose fence the former slot has
+// confirmed stays as it is: it has read all of its rows.
+//
+// No run goes on meanwhile: it would write back what it has read before.
+func (m *Manager) Forget(ctx context.Context) error {
+	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger {
+		return err
+	}
+	if err := m.alone(ctx); err != nil {
+		return err
+	}
+	defer m.end(ctx)
+	err := m.inTx(ctx, func(tx pgx.Tx) error {
+		// sealed_at: for seal, which takes partitions without it for those of the stream that there is
+		_, err := tx.Exec(ctx, "UPDATE "+m.ledger()+` SET made = false, stream_created = NULL,
+				stream_seq = NULL, sealed_at = coalesce(sealed_at, clock_timestamp())
+			WHERE root = $1 AND horizon IS NULL AND state IN ('ahead', 'attached', 'detaching', 'sealed')`,
+			m.root.Quoted())
+		if err != nil {
+			return err
+		}
+		// all transactions that begin from now on are read by the new slot
+		_, err = tx.Exec(ctx, "UPDATE "+m.ledger()+` SET oid = $3, state = 'sealed', stream_created = NULL,
+				stream_seq = NULL, horizon = pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+				fence = pg_current_wal_insert_lsn(), sealed_at = clock_timestamp(),
+				system_id = (SELECT system_identifier::text FROM pg_control_system())
+			WHERE root = $1 AND name = $2`, m.root.Quoted(), baseline, m.root.OID)
+		return err
+	})
+	if err != nil {
+		return m.explain("write table "+m.ledger(), err)
+	}
+	return nil
+}
+
+// unshown counts rows that are older than the baseline, and of which nothing shows that they are
+// published, where there is no id column.
+func (m *Manager) unshown(ctx context.Context, t *plain, p *Partition, old string) (gone missing,
+	err error) {
+	if shown(&m.cfg, t.Facts, &Partition{Fence: p.Fence, Stream: t.base.Stream}) {
+		return gone, nil
+	}
+	err = m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+m.root.Quoted()+" t WHERE "+old+" AND "+
+		behindFence(p)+" AND "+m.own()).Scan(&gone.count)
+	if err != nil {
+		return gone, m.explain("read table "+m.root.Quoted(), err)
+	}
+	return gone, nil
+}
