@@ -3,6 +3,7 @@ package archive
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -223,6 +224,10 @@ func (a *Archive) NewSegment() (*Segment, error) {
 	return newSegment(m)
 }
 
+// maxOthers is how many objects with other messages than a segment's are passed over: a store that gives back
+// something else than was written would get another one with each run.
+const maxOthers = 5
+
 // ErrOvertaken: another archiver has created the manifest of this segment.
 var ErrOvertaken = errors.New("another archiver was here first")
 
@@ -245,11 +250,12 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (
 	name := a.ObjectName(m)
 	a.hit("archive.written")
 	if err := a.Verify(ctx, m, nil); err != nil {
-		return nil, err
+		// Where another archiver was first, an erasure or that one may have emptied it.
+		return nil, cmp.Or(a.undecided(ctx, m), err)
 	}
 	a.hit("archive.verified")
 	if err := a.unerased(ctx, s); err != nil {
-		return nil, errors.Join(err, a.store.Replace(ctx, name, emptyObject))
+		return nil, errors.Join(err, a.withdraw(ctx, m))
 	}
 	text, err := json.Marshal(m)
 	if err != nil {
@@ -266,13 +272,46 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (
 	if err != nil {
 		return nil, err
 	}
-	return m, a.Refresh(ctx) // what is stored counts
+	err = a.Refresh(ctx) // what is stored counts
+	// What was passed over no manifest will name, and it may have messages that are erased everywhere else.
+	for old := *m; err == nil && old.Generation > 0; {
+		old.Generation--
+		err = a.store.Replace(ctx, a.ObjectName(&old), emptyObject)
+	}
+	return m, err
 }
 
-// create writes the object of a segment that has no manifest yet, or finds it. One that is there and has other
-// messages, or is damaged, stays, as one that was emptied: the segment's object is the next generation then.
+// undecided returns ErrOvertaken if there is a manifest of this segment.
+func (a *Archive) undecided(ctx context.Context, m *Manifest) error {
+	_, err := a.current(ctx, m.First)
+	switch {
+	case err == nil:
+		return ErrOvertaken
+	case errors.Is(err, ErrMissing):
+		return nil
+	}
+	return err
+}
+
+// withdraw empties an object that has messages which were erased, where another archiver's manifest names
+// another one. Where there is no manifest yet, somebody may be about to name this object: the erasure waits
+// for that, and replaces it.
+func (a *Archive) withdraw(ctx context.Context, m *Manifest) error {
+	now, err := a.current(ctx, m.First)
+	switch {
+	case errors.Is(err, ErrMissing):
+		return nil
+	case err != nil || now.Last == m.Last && now.Generation == m.Generation:
+		return err
+	}
+	return a.store.Replace(ctx, a.ObjectName(m), emptyObject)
+}
+
+// create writes the object of a segment that has no manifest yet, or finds it. One that is there and has
+// other messages, or is damaged, is passed over, as one that was emptied: the segment's object is the next
+// generation then.
 func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error {
-	for ; ; m.Generation++ {
+	for others := 0; ; m.Generation++ {
 		name := a.ObjectName(m)
 		err := a.store.Create(ctx, name, object)
 		if !errors.Is(err, ErrExists) {
@@ -282,12 +321,24 @@ func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error 
 		if err != nil {
 			return err
 		}
-		if found := *m; found.matches(ctx, there) == nil {
+		found := *m
+		differs := found.matches(ctx, there)
+		if differs == nil {
 			*m = found
 			return nil
 		}
 		if err := ctx.Err(); err != nil {
 			return err
+		}
+		// What an erasure has made is nothing to pass over: this archiver may have read before it.
+		if err := a.undecided(ctx, m); err != nil {
+			return err
+		}
+		if !bytes.Equal(there, emptyObject) {
+			others++
+		}
+		if others == maxOthers || m.Generation == maxGeneration {
+			return a.damaged(name, differs)
 		}
 	}
 }

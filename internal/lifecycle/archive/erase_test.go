@@ -314,9 +314,9 @@ func TestNoSegmentIsMadeOfWhatWasErasedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestWhatARunHasLeftIsNotNeeded: it ended between an object and its manifest, and before the next run a message
-// of the object goes, or the object is damaged. That run makes another object, and what the first one has of an
-// erased document goes with the next erasure.
+// TestWhatARunHasLeftIsNotNeeded: it ended between an object and its manifest, and before the next run a
+// message of the object goes, or the object is damaged. That run makes another object, and nothing of an
+// erased document stays.
 func TestWhatARunHasLeftIsNotNeeded(t *testing.T) {
 	t.Parallel()
 	third := outbox.Sequences{{From: 3, To: 3}}
