@@ -451,8 +451,8 @@ func TestAYieldEndsWhenNothingIsRefused(t *testing.T) {
 	}
 }
 
-// TestTwoShortFailuresWhileAHomeWaitsAreNoYield: it sends nothing then, so it does not know whether NATS would
-// have refused it.
+// TestTwoShortFailuresWhileAHomeWaitsAreNoYield: it sends nothing then, so it does not know whether NATS
+// would have refused it.
 func TestTwoShortFailuresWhileAHomeWaitsAreNoYield(t *testing.T) {
 	t.Parallel()
 	h := NewHome(Config{Self: 1, Count: 2, Delay: 100, Beat: 10})

@@ -144,7 +144,8 @@ func newWorld(seed uint64, harm harm, bent string) *world {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	w := &world{bent: bent, rnd: rnd, harm: harm, n: 2 + rnd.IntN(3), lag: []int{2, 10, 20}[rnd.IntN(3)],
 		beat: []int{1, 5, 15}[rnd.IntN(3)], by: map[event][]int{}, born: map[event]int{},
-		unsure: map[event]bool{}, claimer: map[event]int{}, broken: map[[2]int]bool{}, cs: make([]*cluster, 1)}
+		unsure: map[event]bool{}, claimer: map[event]int{},
+		broken: map[[2]int]bool{}, cs: make([]*cluster, 1)}
 	w.delay = 4*(w.lag+w.beat) + 20
 	for id := 1; id <= w.n; id++ {
 		c := &cluster{id: id, up: true, run: true, nats: true, links: map[int][]sent{},
