@@ -330,19 +330,26 @@ func (r recorded) Save(ctx context.Context, rec *checkpoint.Record, last uint64)
 	return revision, err
 }
 
+// leavesTheSecond is a home that was killed, with a window of two events before it, of which others have
+// claimed the second. It returns how many messages the stream has.
+func (c *isle) leavesTheSecond() int {
+	c.publishing()
+	c.sleep(10 * time.Second)
+	n := len(c.js.messages)
+	c.procs[0].kill()
+	c.sleep(2 * c.cfg.Delay)
+	c.insert("d", "a:000100")
+	c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
+	c.sleep(time.Second)
+	c.insert("d", "a:000050") // in the same window, and before it
+	return n
+}
+
 // TestWhatLiesBeforeWhatIsLeftIsStored: a window has an event that others have claimed behind one that they
 // have not. The home is killed when its record says that it leaves the first one.
 func TestWhatLiesBeforeWhatIsLeftIsStored(t *testing.T) {
 	oneHome(t, 5*time.Second, func(t *testing.T, c *isle) {
-		c.publishing()
-		c.sleep(10 * time.Second)
-		n := len(c.js.messages)
-		c.procs[0].kill()
-		c.sleep(2 * c.cfg.Delay)
-		c.insert("d", "a:000100")
-		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
-		c.sleep(time.Second)
-		c.insert("d", "a:000050") // in the same window, and before it
+		n := c.leavesTheSecond()
 		killed := false
 		c.run(options{islands: &c.cfg, open: func(l *Conns) {
 			l.Store = recorded{l.Store, func(rec *checkpoint.Record) {

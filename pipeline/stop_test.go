@@ -140,15 +140,7 @@ func TestAHomeThatWaitsSendsNothingAtAStop(t *testing.T) {
 // event that it leaves to others is stored. NATS has not failed, and the others hear what is published.
 func TestAStopWhileSomethingIsLeftIsNoFailure(t *testing.T) {
 	oneHome(t, 5*time.Second, func(t *testing.T, c *isle) {
-		c.publishing()
-		c.sleep(10 * time.Second)
-		n := len(c.js.messages)
-		c.procs[0].kill()
-		c.sleep(2 * c.cfg.Delay)
-		c.insert("d", "a:000100")
-		c.hears(relay.ClusterRow{Kind: relay.Claim, Home: 1, Hello: 1, To: c.pg.end})
-		c.sleep(time.Second)
-		c.insert("d", "a:000050") // in the same window, and before it
+		n := c.leavesTheSecond()
 		c.js.slow = time.Second
 		pr := c.run(options{islands: &c.cfg})
 		c.echoes(c.greets(2))

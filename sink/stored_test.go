@@ -76,7 +76,8 @@ func TestWhatMayHaveBeenInFlightIsRead(t *testing.T) {
 	asked := time.Now()
 	more, err := again.Stored(t.Context(), 0, 2512, true)
 	must.Succeed(t, err)
-	if stood := time.Since(asked) >= moreTimeout; !stood && (len(more) != 2512 || more[0].Seq != 1) {
+	gaveUp := time.Since(asked) >= moreTimeout && len(more) >= 10 && len(more) <= 12
+	if !gaveUp && (len(more) != 2512 || more[0].Seq != 1) {
 		t.Errorf("%d messages where more than what was in flight is asked for", len(more))
 	}
 	js, err := again.nc.JetStream(nats.MaxWait(time.Minute))

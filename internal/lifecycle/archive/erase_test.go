@@ -329,14 +329,7 @@ func TestWhatARunHasLeftIsNotNeeded(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			store, dir := folderOf(t)
-			func() {
-				defer func() { _ = recover() }()
-				_ = add(t, load(t, store, func(point string) {
-					if point == "archive.written" {
-						panic("killed")
-					}
-				}), 12)
-			}()
+			killedBehindObject(t, store)
 			a := load(t, store, nil)
 			if how == "damaged" {
 				name := a.ObjectName(&Manifest{First: 1, Last: 12})

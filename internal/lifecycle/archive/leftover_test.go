@@ -123,19 +123,27 @@ func TestWhoWasOvertakenFindsNoDamage(t *testing.T) {
 	}
 }
 
+// killedBehindObject is a run over twelve messages that is killed between its object and the manifest.
+func killedBehindObject(t *testing.T, store Store) {
+	t.Helper()
+	defer func() {
+		if recover() == nil {
+			t.Error("the run was not killed")
+		}
+	}()
+	_ = add(t, load(t, store, func(point string) {
+		if point == "archive.written" {
+			panic("killed")
+		}
+	}), 12)
+}
+
 // TestWhatNobodyArchivesDoesNotStay: a run was killed behind its object, messages of a document leave the
 // stream, and an erasure of the document finds nothing to wait for. The next run makes another object.
 func TestWhatNobodyArchivesDoesNotStay(t *testing.T) {
 	t.Parallel()
 	store, dir := folderOf(t)
-	func() {
-		defer func() { _ = recover() }()
-		_ = add(t, load(t, store, func(point string) {
-			if point == "archive.written" {
-				panic("killed")
-			}
-		}), 12)
-	}()
+	killedBehindObject(t, store)
 	a := load(t, store, nil)
 	_, err := a.Erase(t.Context(), docOf("doc3"))
 	must.Succeed(t, err)
