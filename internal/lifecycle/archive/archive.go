@@ -347,10 +347,10 @@ func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error 
 // written them as other lines, or compressed them to other bytes.
 func (m *Manifest) matches(ctx context.Context, object []byte) (err error) {
 	m.Bytes, m.Object = int64(len(object)), sha256.Sum256(object)
-	if m.Raw, err = textSize(object); err != nil {
-		return err
-	}
-	return readObject(ctx, object, m, func(*Message, Hash) error { return nil })
+	// its hash in each line, and other ways to write a byte
+	longest := min(maxRaw, 2*m.Raw+256*int64(m.Count))
+	m.Raw, err = readLines(ctx, object, m, longest, func(*Message, Hash) error { return nil })
+	return err
 }
 
 // Verify reads a segment whole and checks it against its manifest: the object's hash, each message's, their
@@ -378,13 +378,14 @@ func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) 
 func (a *Archive) EventHeaders(ctx context.Context, m *Manifest, f func(value string) error) error {
 	return a.newest(ctx, m, func(m *Manifest) error {
 		return a.object(ctx, m, func(object []byte) error {
-			return scan(ctx, object, func(text []byte) error {
+			_, err := scan(ctx, object, m.Raw, func(text []byte) error {
 				value, err := eventHeader(text)
 				if value == "" || err != nil {
 					return err
 				}
 				return stop(f(value))
 			})
+			return err
 		})
 	})
 }
@@ -459,49 +460,64 @@ func decompress(object []byte) (*zstd.Decoder, error) {
 		zstd.WithDecoderMaxWindow(64<<20), zstd.WithDecoderMaxMemory(maxRaw))
 }
 
-// textSize is how many bytes an object's lines have; more than maxRaw are not counted.
-func textSize(object []byte) (int64, error) {
+// scan calls f with the lines of an object, until it returns an error, which is returned. It reads no more
+// than limit bytes of lines, and returns how many these were.
+func scan(ctx context.Context, object []byte, limit int64, f func(text []byte) error) (raw int64, err error) {
 	dec, err := decompress(object)
 	if err != nil {
 		return 0, err
 	}
 	defer dec.Close()
-	return io.Copy(io.Discard, io.LimitReader(dec, maxRaw+1))
-}
-
-// scan calls f with the lines of an object, until it returns an error, which is returned.
-func scan(ctx context.Context, object []byte, f func(text []byte) error) error {
-	dec, err := decompress(object)
-	if err != nil {
-		return err
-	}
-	defer dec.Close()
-	lines := bufio.NewScanner(dec)
-	lines.Buffer(make([]byte, 0, frameSize), maxLine)
+	lines := bufio.NewScanner(untilDone{ctx, dec})
+	lines.Buffer(make([]byte, 0, frameSize), int(min(maxLine, limit)))
 	for lines.Scan() {
 		if err := ctx.Err(); err != nil {
-			return err
+			return raw, err
+		}
+		if raw += int64(len(lines.Bytes())) + 1; raw > limit {
+			return raw, fmt.Errorf("it has more than %d bytes of lines", limit)
 		}
 		if err := f(lines.Bytes()); err != nil {
-			return err
+			return raw, err
 		}
 	}
-	return lines.Err()
+	return raw, lines.Err()
 }
 
-// readObject reads an object's messages and compares them with the manifest.
+// untilDone is a Reader that ends with its context: a line may be long.
+type untilDone struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r untilDone) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
+}
+
+// readObject reads an object's messages and compares them, and the size of their lines, with the manifest.
 func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message, Hash) error) error {
+	raw, err := readLines(ctx, object, m, m.Raw, f)
+	if err == nil && raw != m.Raw {
+		err = fmt.Errorf("it has %d bytes of lines, not %d", raw, m.Raw)
+	}
+	return err
+}
+
+// readLines reads an object's messages, of no more than limit bytes, compares them with the manifest, and
+// returns the size of their lines.
+func readLines(
+	ctx context.Context, object []byte, m *Manifest, limit int64, f func(*Message, Hash) error,
+) (raw int64, err error) {
 	var (
 		tree    merkle
-		raw     int64
 		next    = m.First
 		missing = m.Missing
 		last    Hash
 	)
-	if err := scan(ctx, object, func(text []byte) error {
-		if raw += int64(len(text)) + 1; raw > m.Raw {
-			return fmt.Errorf("it has more than %d bytes of lines", m.Raw)
-		}
+	raw, err = scan(ctx, object, limit, func(text []byte) error {
 		msg, h, err := parseLine(text)
 		if err != nil {
 			return err
@@ -518,18 +534,17 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 		tree.add(h)
 		next, last = next+1, h
 		return f(msg, h)
-	}); err != nil {
-		return err
+	})
+	if err != nil {
+		return raw, err
 	}
 	switch {
 	case tree.n != m.Count || next != m.Last+1 || len(missing) > 0:
-		return fmt.Errorf("it has %d messages up to %d, not %d up to %d", tree.n, next-1, m.Count, m.Last)
-	case raw != m.Raw:
-		return fmt.Errorf("it has %d bytes of lines, not %d", raw, m.Raw)
+		return raw, fmt.Errorf("it has %d messages up to %d, not %d up to %d", tree.n, next-1, m.Count, m.Last)
 	case tree.root() != m.Root || last != m.End:
-		return errors.New("its messages do not have the root of the manifest")
+		return raw, errors.New("its messages do not have the root of the manifest")
 	}
-	return nil
+	return raw, nil
 }
 
 // ReadRange calls f with the archived messages from one sequence to below another, in order, until it returns

@@ -7,6 +7,7 @@ import (
 	"path"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
@@ -158,5 +159,35 @@ func TestWhatNobodyArchivesDoesNotStay(t *testing.T) {
 	must.Succeed(t, err)
 	if strings.Contains(everything(t, dir), "outbox.doc3") {
 		t.Error("it is still there")
+	}
+}
+
+// TestAnObjectThatUnpacksToZerosIsPassedOver: two megabytes that stand for the most that an object may hold,
+// in one line. The context ends long before all of it is unpacked.
+func TestAnObjectThatUnpacksToZerosIsPassedOver(t *testing.T) {
+	t.Parallel()
+	const block = 128 << 10
+	bomb := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38} // a frame with a window of 128 KiB
+	for range maxRaw / block {
+		bomb = append(bomb, byte(block<<3&0xff|1<<1), block<<3>>8&0xff, block<<3>>16, 0) // one byte, repeated
+	}
+	bomb = append(bomb, 1, 0, 0) // an empty block, the last one
+	store, _ := folderOf(t)
+	a := load(t, store, nil)
+	name := a.ObjectName(&Manifest{First: 1, Last: 12})
+	must.Succeed(t, store.Create(t.Context(), name, bomb))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := a.NewSegment()
+	must.Succeed(t, err)
+	for seq := uint64(1); seq <= 12; seq++ {
+		must.Succeed(t, s.Add(message(seq)))
+	}
+	m, err := a.Append(ctx, s, 0)
+	if err != nil || m.Generation != 1 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	if there, err := store.Read(t.Context(), name, maxObject); err != nil || !bytes.Equal(there, emptyObject) {
+		t.Errorf("%d bytes, %v", len(there), err)
 	}
 }
