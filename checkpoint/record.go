@@ -156,6 +156,9 @@ func (r *Record) Uninstalled(stream relay.StreamState) uint64 {
 	return min(r.Base, stream.LastSeq)
 }
 
+// LeftBehind reports whether the record is what `outflow uninstall` has left: nobody makes its slot.
+func (r *Record) LeftBehind() bool { return r.Creating && r.Base > 0 }
+
 // Encode returns the record's JSON document. A record that Decode would refuse is an error.
 func (r *Record) Encode() ([]byte, error) {
 	c := *r

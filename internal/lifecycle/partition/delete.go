@@ -36,7 +36,7 @@ const (
 const baseline = "baseline"
 
 // eligible are the clauses that hold for rows of a plain table. Whether they are published is asked of each
-// row that is older than the baseline.
+// row that is older than the baseline. Of a shard it is the shard's own rows that go.
 var eligible = []string{"server", "own slot", "slots", "archive", "keep", "repairing"}
 
 // plain is what is known of a plain table.

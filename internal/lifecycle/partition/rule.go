@@ -47,7 +47,8 @@ type Slot struct {
 
 // Outside is what others know: the checkpoint record and the stream.
 type Outside struct {
-	Repairing string // what is under way by a record; "": nothing
+	Repairing string   // what is under way by a record; "": nothing
+	Others    []string // the slots that read the table, by the records of other Outflows: of shards
 	Stream    Stream
 	Archive   Reach
 }
@@ -74,6 +75,10 @@ type Facts struct {
 	System string // system identifier
 	Slots  []Slot // those that count
 	Outside
+}
+
+func (f *Facts) has(slot string) bool {
+	return slices.ContainsFunc(f.Slots, func(s Slot) bool { return s.Name == slot })
 }
 
 // Sum stands for the rows of a table: how many there are, and the sum of the hashes of their ids.
@@ -110,8 +115,17 @@ var clauses = []clause{
 		return ""
 	}},
 	{"own slot", func(c *Config, f *Facts, _ *Partition) string {
-		if !slices.ContainsFunc(f.Slots, func(s Slot) bool { return s.Name == c.Slot }) {
+		if !f.has(c.Slot) {
 			return fmt.Sprintf("slot %s does not exist", c.Slot)
+		}
+		return ""
+	}},
+	{"shards", func(c *Config, f *Facts, _ *Partition) string {
+		for _, slot := range f.Others {
+			if !f.has(slot) && !slices.Contains(c.OtherSlots, slot) {
+				return fmt.Sprintf("slot %s does not exist, and by its record it reads this table: repair or "+
+					"uninstall that Outflow, or name the slot in retain.other_slots", slot)
+			}
 		}
 		return ""
 	}},
@@ -194,7 +208,7 @@ func mayGo(c *Config, f *Facts, p *Partition) (name, why string) {
 // durable says why the rows below the fence may not be in the stream yet.
 func durable(c *Config, f *Facts, p *Partition) string {
 	for _, clause := range clauses {
-		if slices.Contains([]string{"server", "own slot", "slots"}, clause.name) {
+		if slices.Contains([]string{"server", "own slot", "shards", "slots"}, clause.name) {
 			if why := clause.fails(c, f, p); why != "" {
 				return why
 			}

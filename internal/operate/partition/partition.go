@@ -157,9 +157,14 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	}
 	for _, other := range others {
 		r := other.Record
-		if r != nil && r.SystemID == rd.Server.SystemID && r.Database == rd.Server.Database &&
-			r.Repairing != "" && o.Repairing == "" {
+		if r == nil || r.SystemID != rd.Server.SystemID || r.Database != rd.Server.Database {
+			continue
+		}
+		if r.Repairing != "" && o.Repairing == "" {
 			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
+		}
+		if r.Mapping.Table == c.l.PGC.Table && !r.LeftBehind() {
+			o.Others = append(o.Others, other.Slot)
 		}
 	}
 	if rd.Stream.Exists {

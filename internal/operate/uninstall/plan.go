@@ -76,7 +76,7 @@ func (u *uninstall) sharing() (slots []string) {
 // here reports whether a record is of a slot of this database that was not uninstalled.
 func (u *uninstall) here(o checkpoint.Other) bool {
 	return o.Record != nil && o.Record.SystemID == u.server.SystemID &&
-		o.Record.Database == u.server.Database && !(o.Record.Creating && o.Record.Base > 0)
+		o.Record.Database == u.server.Database && !o.Record.LeftBehind()
 }
 
 func (u *uninstall) function(ctx context.Context) (Step, error) {

@@ -68,3 +68,60 @@ func TestEachShardDeletesItsRows(t *testing.T) {
 		f.MustStop(t)
 	}
 }
+
+// TestNoShardTakesAPartitionThatAnotherHasNotRead: where the slot of one shard is gone, no run of the other one
+// takes partitions with rows of both, until a repair has made the slot and published what is missing.
+func TestNoShardTakesAPartitionThatAnotherHasNotRead(t *testing.T) {
+	t.Parallel()
+	pg := pgtest.Own(t, 0, "wal_level=logical")
+	if pg.Installation.Major < 15 {
+		t.Skip("no row filters")
+	}
+	natsURL := natstest.Server(t).URL()
+	r := newRetainedAt(t, pg, natsURL, "parted_0", "SHARD=0/2")
+	o := harness.New(t, r.URL, natsURL, "parted_1", "SHARD=1/2", "SINK_DURABLE_AFTER=0s")
+	other := &harness.Installation{Outflow: o, Conn: r.Conn, JS: r.JS, URL: r.URL}
+	all := []*harness.Installation{r.Installation, other}
+	for _, f := range all {
+		f.UseStream(strings.ToUpper(f.Slot))
+		f.Init()
+		f.Start()
+	}
+	r.write(1, 20)
+	for _, f := range all {
+		f.AwaitConfirmed(r.Conn, harness.WALEnd(t, r.Conn))
+	}
+	other.MustStop(t)
+	harness.AwaitSlotFree(t, r.Conn, other.Slot)
+	harness.Exec(t, r.Conn, "SELECT pg_drop_replication_slot($1)", other.Slot)
+	r.write(1, 20)
+	for range 3 {
+		r.settle()
+		r.MustContain("without a slot", r.MustRun("partition", "apply"), "slot parted_1 does not exist",
+			"uninstall")
+	}
+	if got := r.left(); got != "day_1 day_2 day_3" {
+		t.Fatalf("left: %s", got)
+	}
+	if report, stderr, code := other.Repair("--accept", "slot_missing"); code != 0 || report.Published == 0 {
+		t.Fatalf("exit code %d: %+v\n%s", code, report, stderr)
+	}
+	other.Start()
+	harness.Eventually(t, "the partitions go", func() error {
+		for _, f := range all {
+			f.AwaitConfirmed(r.Conn, harness.WALEnd(t, r.Conn))
+		}
+		if out, left := r.MustRun("partition", "apply"), r.left(); left != "" {
+			return fmt.Errorf("%s are left: %s", left, out)
+		}
+		return nil
+	})
+	n := 0
+	for _, f := range all {
+		n += len(harness.Messages(t, r.JS, f.Stream))
+		f.MustStop(t)
+	}
+	if n != 40 {
+		t.Errorf("%d of 40 events are in the streams", n)
+	}
+}
