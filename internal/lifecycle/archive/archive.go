@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -187,18 +186,34 @@ func (a *Archive) ObjectName(m *Manifest) string {
 // Unfinished returns where a segment behind the chain ends whose messages were written and whose manifest was
 // not: a run was killed there, and the next one makes the same segment. 0: there is none.
 func (a *Archive) Unfinished(ctx context.Context) (last uint64, err error) {
-	names, err := a.from(ctx, a.Next())
-	if err != nil {
-		return 0, err
-	}
-	for _, n := range names {
-		ends, isObject := strings.CutSuffix(n, ".jsonl.zst")
-		ends, isNext := strings.CutPrefix(ends, fmt.Sprintf("%020d-", a.Next()))
-		if to, err := strconv.ParseUint(ends, 10, 64); isObject && isNext && err == nil && last == 0 {
-			last = to
+	all, err := a.behind(ctx)
+	for _, o := range all {
+		if o.first == a.Next() && o.generation == 0 && last == 0 {
+			last = o.last
 		}
 	}
-	return last, nil
+	return last, err
+}
+
+// Leftovers returns the names of the objects behind the chain. In the folder of a stream that is gone nothing
+// names them any more, and nothing overwrites them.
+func (a *Archive) Leftovers(ctx context.Context) (names []string, err error) {
+	all, err := a.behind(ctx)
+	for _, o := range all {
+		names = append(names, a.folder+o.name)
+	}
+	return names, err
+}
+
+// behind lists the objects behind the chain.
+func (a *Archive) behind(ctx context.Context) (all []object, err error) {
+	names, err := a.from(ctx, a.Next())
+	for _, name := range names {
+		if o, ok := parseObject(name); ok {
+			all = append(all, o)
+		}
+	}
+	return all, err
 }
 
 func (a *Archive) damaged(name string, err error) error {
@@ -540,7 +555,8 @@ func readLines(
 	}
 	switch {
 	case tree.n != m.Count || next != m.Last+1 || len(missing) > 0:
-		return raw, fmt.Errorf("it has %d messages up to %d, not %d up to %d", tree.n, next-1, m.Count, m.Last)
+		return raw, fmt.Errorf("it has %d messages up to %d, not %d up to %d", tree.n, next-1, m.Count,
+			m.Last)
 	case tree.root() != m.Root || last != m.End:
 		return raw, errors.New("its messages do not have the root of the manifest")
 	}

@@ -187,7 +187,8 @@ func TestAnObjectThatUnpacksToZerosIsPassedOver(t *testing.T) {
 	if err != nil || m.Generation != 1 {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	if there, err := store.Read(t.Context(), name, maxObject); err != nil || !bytes.Equal(there, emptyObject) {
+	there, err := store.Read(t.Context(), name, maxObject)
+	if err != nil || !bytes.Equal(there, emptyObject) {
 		t.Errorf("%d bytes, %v", len(there), err)
 	}
 }

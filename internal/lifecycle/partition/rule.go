@@ -123,8 +123,8 @@ var clauses = []clause{
 	{"shards", func(c *Config, f *Facts, _ *Partition) string {
 		for _, slot := range f.Others {
 			if !f.has(slot) && !slices.Contains(c.OtherSlots, slot) {
-				return fmt.Sprintf("slot %s does not exist, and by its record it reads this table: repair or "+
-					"uninstall that Outflow, or name the slot in retain.other_slots", slot)
+				return fmt.Sprintf("slot %s does not exist, and by its record it reads this table: repair "+
+					"or uninstall that Outflow, or name the slot in retain.other_slots", slot)
 			}
 		}
 		return ""

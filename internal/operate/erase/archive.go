@@ -83,12 +83,20 @@ func (c *command) eachFolder(ctx context.Context,
 	if err != nil {
 		return err
 	}
+	c.leftovers = nil
 	for _, name := range folders {
 		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
 		if err != nil {
 			return err
 		}
 		c.rep.Folders = append(c.rep.Folders, name)
+		if name != archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created) {
+			left, err := a.Leftovers(ctx)
+			if err != nil {
+				return err
+			}
+			c.leftovers = append(c.leftovers, left...)
+		}
 		created := micro(a.Created())
 		if err := f(a, func(m *archive.Message) (bool, error) {
 			if outbox.CutOf(m.Subject, m.Header) != nil {

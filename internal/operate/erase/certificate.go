@@ -106,6 +106,10 @@ func (c *command) limits() {
 		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+
 			"were published with another subject, or are dead letters without one", c.untold))
 	}
+	for _, name := range c.leftovers {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("object %s of the archive, which a run left that "+
+			"was killed before the stream was made again: no manifest names it, and it may be deleted", name))
+	}
 	if !c.cfg.Shard.Whole() {
 		r.NotReached = append(r.NotReached, fmt.Sprintf("streams of other shards than %v", c.cfg.Shard))
 	}

@@ -63,6 +63,8 @@ type command struct {
 	list   []streamInfo  // the account's streams
 	untold uint64        // messages that do not say which document they are of
 	parked erasure.FoundParked
+
+	leftovers []string // objects of the archives of streams that are gone, which no manifest names
 }
 
 // askTimeout bounds each request to JetStream.

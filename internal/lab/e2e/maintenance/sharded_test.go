@@ -69,8 +69,8 @@ func TestEachShardDeletesItsRows(t *testing.T) {
 	}
 }
 
-// TestNoShardTakesAPartitionThatAnotherHasNotRead: where the slot of one shard is gone, no run of the other one
-// takes partitions with rows of both, until a repair has made the slot and published what is missing.
+// TestNoShardTakesAPartitionThatAnotherHasNotRead: where the slot of one shard is gone, no run of the other
+// one takes partitions with rows of both, until a repair has made the slot and published what is missing.
 func TestNoShardTakesAPartitionThatAnotherHasNotRead(t *testing.T) {
 	t.Parallel()
 	pg := pgtest.Own(t, 0, "wal_level=logical")

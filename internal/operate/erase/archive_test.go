@@ -1,6 +1,7 @@
 package erase
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -12,8 +13,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// An archived cut is of no document, and a certificate does not say that one is unknown.
-func TestACutIsOfNoDocument(t *testing.T) {
+// An archived cut is of no document, and a certificate does not say that one is unknown. It names what a
+// killed run has left in the archive of a stream that is gone.
+func TestWhatACertificateSaysOfTheArchive(t *testing.T) {
 	t.Parallel()
 	store, err := archive.Open(t.Context(), "file://"+t.TempDir())
 	must.Succeed(t, err)
@@ -29,6 +31,8 @@ func TestACutIsOfNoDocument(t *testing.T) {
 	must.Succeed(t, s.Add(m))
 	_, err = a.Append(t.Context(), s, 0)
 	must.Succeed(t, err)
+	left := a.ObjectName(&archive.Manifest{First: 2, Last: 9})
+	must.Succeed(t, store.Create(t.Context(), left, []byte("of a run that was killed")))
 	c := &command{store: store, rep: &Report{}, rec: &erasure.Record{}, doc: &erasure.Document{}}
 	c.cfg.Stream = "OUTBOX"
 	asked := 0
@@ -42,5 +46,15 @@ func TestACutIsOfNoDocument(t *testing.T) {
 	})
 	if err != nil || asked != 1 || c.untold != 0 {
 		t.Errorf("asked %d times, %d unknown, %v", asked, c.untold, err)
+	}
+	c.limits()
+	if said := strings.Join(c.rep.NotReached, "\n"); !strings.Contains(said, left) {
+		t.Errorf("%s is not named: %s", left, said)
+	}
+	c.rd.Stream.Created = now // an archiver goes on with it, and the erasure waits for that
+	all := func(*archive.Archive, func(*archive.Message) (bool, error)) error { return nil }
+	must.Succeed(t, c.eachFolder(t.Context(), all))
+	if len(c.leftovers) > 0 {
+		t.Errorf("of the stream that there is: %q", c.leftovers)
 	}
 }
