@@ -173,7 +173,7 @@ func (m *mesh) killCluster(ctx context.Context) error {
 		return err
 	}
 	m.story.say("        cluster %d goes on with the stream of home 3 after %.1f s (maximum_delay %v), "+
-		"epoch %d", by, time.Since(killed).Seconds(), maximumDelay, epoch)
+		"epoch %d", by, time.Since(killed).Seconds(), m.delay, epoch)
 	if err := m.more(ctx, 1, 2); err != nil {
 		return err
 	}

@@ -162,7 +162,7 @@ func (m *mesh) silent(ctx context.Context, home int) error {
 		return err
 	}
 	m.story.say("        another cluster publishes events of home %d after %.1f s (maximum_delay %v)", home,
-		time.Since(begun).Seconds(), maximumDelay)
+		time.Since(begun).Seconds(), m.delay)
 	return m.more(ctx, home%clusters+1)
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/outflowhq/outflow/examples/internal/stage"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
@@ -36,12 +37,16 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.outflow, "outflow", "../bin/outflow", "the program outflow")
 	flag.IntVar(&o.events, "events", 300, "events that are written before each act")
 	flag.StringVar(&o.mode, "mode", shared, "cluster.mode: shared or islands")
-	stage.ParseFlags("examples/clusters/demo [-mode shared] [-events 300]")
+	flag.DurationVar(&o.delay, "delay", 5*time.Second, "cluster.maximum_delay: 5s or more")
+	stage.ParseFlags("examples/clusters/demo [-mode shared] [-events 300] [-delay 5s]")
 	if o.events < 50 {
 		return fmt.Errorf("-events %d: want 50 or more", o.events)
 	}
 	if o.mode != shared && o.mode != islands {
 		return fmt.Errorf("-mode %s: want %s or %s", o.mode, shared, islands)
+	}
+	if o.delay < 5*time.Second {
+		return fmt.Errorf("-delay %v: want 5s or more", o.delay)
 	}
 	v, err := play(ctx, o, os.Stdout)
 	if err != nil {
@@ -51,9 +56,10 @@ func run(ctx context.Context) error {
 }
 
 type options struct {
-	outflow string // the program
-	events  int    // written before each act
-	mode    string // cluster.mode
+	outflow string        // the program
+	events  int           // written before each act
+	mode    string        // cluster.mode
+	delay   time.Duration // cluster.maximum_delay
 }
 
 // play starts everything, plays the acts and prints the verdict. Nothing is left behind.

@@ -14,14 +14,10 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/freeport"
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
-
-// maximumDelay is how long an owner may be silent: the least that is possible.
-const maximumDelay = 5 * time.Second
 
 // outflow is the process of one home on one cluster.
 type outflow struct {
@@ -59,7 +55,7 @@ func newOutflow(m *mesh, c *cluster, home int) (*outflow, error) {
 	}
 	// How clusters go on for one another.
 	o.env = append(o.env, "OUTFLOW_CLUSTER_MODE="+m.mode,
-		"OUTFLOW_CLUSTER_MAXIMUM_DELAY="+maximumDelay.String())
+		"OUTFLOW_CLUSTER_MAXIMUM_DELAY="+m.delay.String())
 	if m.mode == shared {
 		o.env = append(o.env, "OUTFLOW_SINK_DURABLE_AFTER=0s",
 			"OUTFLOW_INIT_REPLICAS="+strconv.Itoa(clusters))
