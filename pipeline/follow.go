@@ -105,7 +105,7 @@ func (f *follower) findStart(ctx context.Context) (checkpoint.Readings, checkpoi
 			return relay.StreamState{Exists: st.Exists, Created: st.Created, Replicated: st.Replicated,
 				Now: st.Now}, err
 		},
-		Server: limited("server", c.Source.Server), Publication: limited("publication", c.Source.Publication),
+		Server: limited("server", c.Source.Server), Publication: publication(c.Source),
 	}
 	r, err := reader.Read(ctx)
 	if err != nil {

@@ -190,3 +190,18 @@ func TestAStopIsHeardInTheMiddleOfASort(t *testing.T) {
 		w.wantSameStream()
 	})
 }
+
+// A publication is read by a dozen questions. Where the server is busy, or far away, they take seconds, and
+// the session begins all the same.
+func TestAPublicationMayTakeSecondsToRead(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
+		pr := w.run(options{open: func(l *Conns) {
+			l.Source = &asking{postgresConn: l.Source.(*postgresConn), delay: 3 * time.Second}
+		}})
+		w.write(10)
+		w.published()
+		if n := len(pr.opens); n != 1 {
+			t.Errorf("%d sessions", n)
+		}
+	})
+}

@@ -174,7 +174,7 @@ func (in *input) notice(ctx context.Context) error {
 	if r.Missing {
 		// The rows that follow can't be published as they are, nor can any later one while the table lacks
 		// the column.
-		if _, err := limited("publication", in.source.Publication)(ctx); err != nil {
+		if _, err := publication(in.source)(ctx); err != nil {
 			return err
 		}
 	}

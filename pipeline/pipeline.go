@@ -227,8 +227,14 @@ func backoff(attempt int, jitter func(time.Duration) time.Duration) time.Duratio
 
 // limited gives a question its own time limit; the limit's end is reported with what was read.
 func limited[T any](what string, ask func(context.Context) (T, error)) func(context.Context) (T, error) {
+	return within(readTimeout, what, ask)
+}
+
+func within[T any](
+	limit time.Duration, what string, ask func(context.Context) (T, error),
+) func(context.Context) (T, error) {
 	return func(ctx context.Context) (T, error) {
-		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		v, err := ask(ctx)
 		if err != nil {

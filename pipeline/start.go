@@ -18,6 +18,9 @@ const (
 	readTimeout  = time.Second
 	standbyPoll  = 200 * time.Millisecond
 	writeTimeout = 5 * time.Second
+
+	// up to a dozen questions are asked for a publication, one after another
+	publicationTimeout = 5 * time.Second
 )
 
 // The codes of the gaps that the readings of a start do not show: of checkpoint.TailCheck, and of
@@ -191,9 +194,14 @@ func (p *Pipeline) nameDurables(r *checkpoint.Readings) {
 func (c *Conns) read(ctx context.Context) (checkpoint.Readings, error) {
 	r := checkpoint.Reader{
 		Slot: limited("slot", c.Source.Slot), Record: c.load, Stream: limited("stream", c.JetStream.State),
-		Server: limited("server", c.Source.Server), Publication: limited("publication", c.Source.Publication),
+		Server: limited("server", c.Source.Server), Publication: publication(c.Source),
 	}
 	return r.Read(ctx)
+}
+
+// publication reads a source's publication within the time limit for that.
+func publication(of Source) func(context.Context) (relay.PublicationIdentity, error) {
+	return within(publicationTimeout, "publication", of.Publication)
 }
 
 // load reads the record within the time limit of a question.
