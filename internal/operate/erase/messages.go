@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // found is a message that goes.
@@ -52,11 +53,15 @@ func (c *command) find(ctx context.Context, name string, last uint64, original f
 	if err != nil || last == 0 {
 		return nil, err
 	}
+	// The leader says up to where it is read: a replica that lags has less.
+	if last, err = stream.New(c.l.NATS.API(), name, c.log).AtOrBelow(ctx, last); err != nil || last == 0 {
+		return nil, err
+	}
 	task := progress.Count(ctx, "reading stream "+name, "messages", int64(last))
 	defer task.End()
 	err = jsapi.ReadStream(ctx, js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
-	}, 0, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	}, last, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		seq, h := meta.Sequence.Stream, m.Headers()
 		if seq > last {
 			return jsapi.ErrStop
@@ -255,7 +260,8 @@ func (c *command) copies(ctx context.Context) error {
 	return nil
 }
 
-// listStreams reads the account's streams, but for buckets.
+// listStreams reads the account's streams, but for buckets. In a cluster the list names those whose leader
+// does not answer, and says nothing else of them: each of them may have copies.
 func (c *command) listStreams(ctx context.Context) error {
 	defer progress.Wait(ctx, "waiting for NATS: the account's streams")()
 	api := c.l.NATS.API()
@@ -275,12 +281,19 @@ func (c *command) listStreams(ctx context.Context) error {
 					Sources  []origin `json:"sources"`
 				} `json:"config"`
 			} `json:"streams"`
+			Missing []string          `json:"missing"`
+			Offline map[string]string `json:"offline"`
 		}
 		ask, cancel := context.WithTimeout(ctx, askTimeout)
 		err := api.Ask(ask, "STREAM.LIST", map[string]int{"offset": offset}, &page)
 		cancel()
 		if err != nil {
 			return err
+		}
+		if away := slices.Sorted(maps.Keys(page.Offline)); len(page.Missing)+len(away) > 0 {
+			return fmt.Errorf("list the account's streams: nobody answers for %s, and each may have copies "+
+				"of the messages: run it again when their servers are back",
+				strings.Join(append(page.Missing, away...), ", "))
 		}
 		for _, s := range page.Streams {
 			k := s.Config

@@ -1,0 +1,107 @@
+package erase
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+)
+
+// TestAStreamThatNobodyAnswersForMayHaveCopies: an erasure that passed it over would say that it is finished.
+func TestAStreamThatNobodyAnswersForMayHaveCopies(t *testing.T) {
+	t.Parallel()
+	for part, named := range map[string]string{
+		``: "", `, "missing": ["MIRROR"]`: "MIRROR", `, "offline": {"MIRROR": "unsupported"}`: "MIRROR",
+	} {
+		url := natstest.Server(t).URL()
+		context := filepath.Join(t.TempDir(), "fake.json")
+		settings := fmt.Sprintf(`{"url": %q, "jetstream_api_prefix": "fake"}`, url)
+		must.Succeed(t, os.WriteFile(context, []byte(settings), 0o600))
+		nc, err := nats.Connect(url)
+		must.Succeed(t, err)
+		defer nc.Close()
+		_, err = nc.Subscribe("fake.>", func(m *nats.Msg) { // also whether there is a JetStream
+			_ = m.Respond([]byte(`{"total": 1, "streams": [{"config": {"name": "KV_b"}}]` + part + `}`))
+		})
+		must.Succeed(t, err)
+		must.Succeed(t, nc.Flush())
+		conn, err := sink.Connect(t.Context(), sink.Config{Context: context, Table: "public.outbox",
+			Stream: "OUTBOX"})
+		must.Succeed(t, err)
+		defer conn.Close()
+		c := &command{l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
+		switch err := c.listStreams(t.Context()); {
+		case named == "":
+			must.Succeed(t, err)
+		case err == nil || !strings.Contains(err.Error(), named) || outbox.ClassOf(err) != outbox.Transient:
+			t.Errorf("%s: %v", part, err)
+		}
+	}
+}
+
+// TestAnErasureReadsAllThatTheLeaderHas: a consumer may be on a replica that was away, and has less for a moment.
+func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short leaves out what needs three servers")
+	}
+	t.Parallel()
+	cluster := natstest.Cluster(t, 3)
+	open := func(url string) (*sink.Conn, jetstream.JetStream) {
+		conn, err := sink.Connect(t.Context(), sink.Config{URL: url, Table: "public.outbox", Stream: "OUTBOX"})
+		must.Succeed(t, err)
+		js, err := conn.API().JetStream()
+		must.Succeed(t, err)
+		return conn, js
+	}
+	first, js := open(cluster.URLs())
+	defer first.Close()
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"o"},
+		Replicas: 3})
+	must.Succeed(t, err)
+	leader, err := cluster.WaitLeader("OUTBOX", 3*time.Minute)
+	must.Succeed(t, err)
+	conn, js := open(cluster.URL(leader))
+	defer conn.Close()
+	m := &nats.Msg{Subject: "o", Header: nats.Header{outbox.HeaderName: {"v=1"}}, Data: make([]byte, 64<<10)}
+	lags, last := (leader+1)%3, uint64(0)
+	for range 3 {
+		cluster.Stop(lags)
+		for range 300 {
+			await.Until(t, "it is published", func() error { // who leads may change
+				ack, err := js.PublishMsg(t.Context(), m)
+				if err == nil {
+					last = ack.Sequence
+				}
+				return err
+			})
+		}
+		must.Succeed(t, cluster.Start(lags))
+		c := &command{log: slog.New(slog.DiscardHandler),
+			l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
+		for range 5 {
+			read := uint64(0)
+			_, err := c.find(t.Context(), "OUTBOX", last, asItIs, func(_ string, seq uint64) bool {
+				read = seq
+				return false
+			})
+			if err == nil && read != last {
+				t.Fatalf("it was read up to %d of %d", read, last)
+			}
+		}
+		must.Succeed(t, cluster.WaitReady(3*time.Minute))
+	}
+}
