@@ -321,10 +321,7 @@ func known(hash string) string {
 // deleteRows deletes what lies behind a fence, page by page.
 func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone missing) (n int64, why string,
 	err error) {
-	condition := behindFence(p)
-	if m.cfg.Archive { // those of others wait for the archives of their own streams
-		condition += " AND " + m.own()
-	}
+	condition := behindFence(p) + " AND " + m.own() // those of other shards wait for their own runs
 	accepted := gone.count > 0 && gone.count == m.o.AcceptUnpublished
 	switch c, ok := m.root.Column(m.cfg.ID); {
 	case !ok || accepted:

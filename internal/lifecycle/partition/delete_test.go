@@ -410,3 +410,36 @@ func TestRowsThatNoSlotHasReadStay(t *testing.T) {
 		}
 	}
 }
+
+// TestRowsOfOtherShardsStayForTheirRuns: also those that are older than the first run, which this shard's
+// stream does not show to be published.
+func TestRowsOfOtherShardsStayForTheirRuns(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Own = "doc_id = 'd'"
+	w.Exec("SELECT pg_drop_replication_slot($1)", w.Slot)
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('other', 'a', 1, '{}')")
+	w.slot(w.Slot)
+	w.insert(0, 3, true)
+	for range 4 {
+		w.confirm(w.Slot)
+		w.mustRemove()
+	}
+	if got := w.rows(); got != "1" {
+		t.Errorf("%s rows are left, not that of the other shard alone", got)
+	}
+}
+
+// TestTheTableOfStatesTakesAnyTransactionID: with its epoch it has 64 bits.
+func TestTheTableOfStatesTakesAnyTransactionID(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.mustRemove()
+	m := w.manager()
+	defer m.Close()
+	p := &Partition{Name: "far", State: Sealed, Horizon: 1 << 40}
+	must.Succeed(t, m.note(outboxdb.Within(t), m.conn, p))
+	if got := w.Text("SELECT horizon::text FROM outflow_partitions WHERE name = 'far'"); got != "1099511627776" {
+		t.Errorf("horizon %s", got)
+	}
+}

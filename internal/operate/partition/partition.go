@@ -100,8 +100,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	}
 	if !cfg.Shard.Whole() {
 		note := "they are not compared, and only the fence shows that they are published"
-		switch byRows := cfg.Retain.Table.Method == config.RetainDelete; {
-		case c.store != nil && byRows:
+		switch {
+		case cfg.Retain.Table.Method == config.RetainDelete:
 			note = "they stay for the runs of their own shards"
 		case c.store != nil:
 			note += "; retain.table.keep counts, because their archives are others"
