@@ -520,6 +520,54 @@ func TestADetachThatWasCutIsFinalized(t *testing.T) {
 	})
 }
 
+// TestSomebodyElsesDetachIsLeftAlone: a person detaches a partition that Outflow is to keep, maybe one that is
+// partitioned itself. While that waits for a reader, Outflow does not end it, and neither is the table then its
+// to drop.
+func TestSomebodyElsesDetachIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for _, parted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("parted=%v", parted), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, pgtest.Own(t, 0, "wal_level=logical"), 1)
+			if parted {
+				w.Exec("DROP TABLE outbox_0")
+				w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO " +
+					"('2024-05-02') PARTITION BY HASH (id)")
+				w.Exec("CREATE TABLE part_0 PARTITION OF outbox_0 FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+			}
+			w.insert(0, 6, !parted)
+			w.cfg.Age = 100 * 365 * 24 * time.Hour // everything is to stay
+			w.apply()
+			within := outboxdb.Within(t)
+			reader, err := w.other().Begin(within)
+			must.Succeed(t, err)
+			_, err = reader.Exec(within, "SELECT FROM outbox LIMIT 1")
+			must.Succeed(t, err)
+			person := w.other()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := person.Exec(within, "ALTER TABLE outbox DETACH PARTITION outbox_0 CONCURRENTLY")
+				ended <- err
+			}()
+			outboxdb.Eventually(t, "the DETACH is pending", func() bool {
+				return w.Text("SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)::text") == "true"
+			})
+			wantWhy(t, w.apply(), 0, "somebody else detaches it")
+			must.Succeed(t, reader.Rollback(within))
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			for range 4 {
+				w.confirm(w.Slot)
+				w.apply()
+			}
+			if !w.exists(0) {
+				t.Error("it was dropped")
+			}
+		})
+	}
+}
+
 // TestRowsOfOtherShardsAreNotMissed: they are in other streams. Their archives are others as well, so an
 // archive of this one does not replace the time that they are kept.
 func TestRowsOfOtherShardsAreNotMissed(t *testing.T) {

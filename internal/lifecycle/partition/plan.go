@@ -175,10 +175,14 @@ func (m *Manager) next(s *situation, p *Partition) Step {
 		return step(Forget, "it is gone")
 	case p.State == Kept && !p.Attached:
 		return step(Leave, "somebody else detached it")
+	case p.Pending && p.State != Detaching && !s.partman.manages:
+		return step(Leave, "somebody else detaches it; until that has ended PostgreSQL detaches no other one")
 	case p.Pending:
 		return step(Finalize, "its DETACH was interrupted")
 	case p.Attached:
 		return m.nextAttached(s, p, step)
+	case p.Odd != "":
+		return step(Leave, "%s", p.Odd)
 	case (p.State == Ahead || p.State == Attached) && !s.partman.manages:
 		return step(Leave, "somebody else detached it")
 	case p.State == Ahead || p.State == Attached:

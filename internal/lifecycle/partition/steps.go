@@ -119,7 +119,7 @@ func (m *Manager) pending(ctx context.Context, p *Partition) (yes bool, err erro
 
 // finalize ends a DETACH that was interrupted.
 func (m *Manager) finalize(ctx context.Context, p *Partition, step Step) (Step, error) {
-	if p.State != Detaching { // of somebody else, who is not at it any more
+	if p.State != Detaching { // of pg_partman, which is not at it any more
 		p.State = Detaching
 		if err := m.note(ctx, m.conn, p); err != nil {
 			return step, m.explain("write table "+m.ledger(), err)
