@@ -439,7 +439,8 @@ func TestTheTableOfStatesTakesAnyTransactionID(t *testing.T) {
 	defer m.Close()
 	p := &Partition{Name: "far", State: Sealed, Horizon: 1 << 40}
 	must.Succeed(t, m.note(outboxdb.Within(t), m.conn, p))
-	if got := w.Text("SELECT horizon::text FROM outflow_partitions WHERE name = 'far'"); got != "1099511627776" {
+	got := w.Text("SELECT horizon::text FROM outflow_partitions WHERE name = 'far'")
+	if got != "1099511627776" {
 		t.Errorf("horizon %s", got)
 	}
 }

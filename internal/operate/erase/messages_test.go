@@ -53,7 +53,8 @@ func TestAStreamThatNobodyAnswersForMayHaveCopies(t *testing.T) {
 	}
 }
 
-// TestAnErasureReadsAllThatTheLeaderHas: a consumer may be on a replica that was away, and has less for a moment.
+// TestAnErasureReadsAllThatTheLeaderHas: a consumer may be on a replica that was away, and has less for a
+// moment.
 func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short leaves out what needs three servers")
@@ -61,7 +62,8 @@ func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.Cluster(t, 3)
 	open := func(url string) (*sink.Conn, jetstream.JetStream) {
-		conn, err := sink.Connect(t.Context(), sink.Config{URL: url, Table: "public.outbox", Stream: "OUTBOX"})
+		conn, err := sink.Connect(t.Context(), sink.Config{URL: url, Table: "public.outbox",
+			Stream: "OUTBOX"})
 		must.Succeed(t, err)
 		js, err := conn.API().JetStream()
 		must.Succeed(t, err)
