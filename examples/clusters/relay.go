@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -49,7 +50,7 @@ func (m *mesh) relay(ctx context.Context, c *cluster) {
 	}
 }
 
-// relayOnce publishes one batch.
+// relayOnce publishes one batch. Where that fails, it remembers what it has published up to there.
 func relayOnce(ctx context.Context, conn *pgx.Conn, js jetstream.JetStream) error {
 	rows, err := conn.Query(ctx, `SELECT id::text, doc_id, seq_key, payload::text FROM outbox o
 		WHERE NOT EXISTS (SELECT FROM relayed r WHERE r.id = o.id)
@@ -62,16 +63,17 @@ func relayOnce(ctx context.Context, conn *pgx.Conn, js jetstream.JetStream) erro
 	if err != nil {
 		return err
 	}
-	ids := make([]string, len(batch))
-	for i, r := range batch {
-		ids[i] = r.ID
+	var ids []string
+	var failed error
+	for _, r := range batch {
 		msg := nats.NewMsg("relays." + r.Doc)
 		msg.Header.Set(relayKey, r.Key)
 		msg.Data = []byte(r.Payload)
-		if _, err := js.PublishMsg(ctx, msg); err != nil {
-			return err
+		if _, failed = js.PublishMsg(ctx, msg); failed != nil {
+			break
 		}
+		ids = append(ids, r.ID)
 	}
 	_, err = conn.Exec(ctx, "INSERT INTO relayed SELECT unnest($1::text[])::uuid", ids)
-	return err
+	return errors.Join(failed, err)
 }
