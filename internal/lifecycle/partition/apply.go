@@ -287,8 +287,8 @@ func (m *Manager) note(ctx context.Context, q execer, p *Partition) error {
 		INSERT INTO `+m.ledger()+` AS l (root, name, oid, state, made, lower, upper, fence,
 			horizon, system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created,
 			stream_seq, inserts, quiet_since, sealed_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9::bigint, 0), $10, $11, $12, $13, nullif($14, ''),
-			$15, $16, $17, $18, $19, $20)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9::bigint, 0), $10, $11, $12, $13,
+			nullif($14, ''), $15, $16, $17, $18, $19, $20)
 		ON CONFLICT (root, name) DO UPDATE SET (oid, state, made, lower, upper, fence, horizon, system_id,
 			rows, hash, verified_rows, verified_hash, accepted, stream_created, stream_seq, inserts,
 			quiet_since, sealed_at, changed_at) = (excluded.oid, excluded.state, excluded.made, excluded.lower,

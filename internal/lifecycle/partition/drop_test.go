@@ -1,13 +1,10 @@
 package partition
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
@@ -98,154 +95,6 @@ func TestWithoutOutflowsSlotNothingGoes(t *testing.T) {
 	}
 }
 
-// TestWhatAPartitionWaitsForBeforeItIsDetached: the range, the slack behind it, inserts, and how much is to
-// go.
-func TestWhatAPartitionWaitsForBeforeItIsDetached(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 3)
-	for i := range 3 {
-		w.insert(i, 1000, true)
-	}
-	w.Exec("ANALYZE outbox")
-	w.flushed(0, 1000)
-	w.flushed(2, 1000)
-	w.cfg.Slack = 1000000 * time.Hour
-	wantWhy(t, w.apply(), 0, "retain.table.slack")
-	w.cfg.Slack = time.Hour
-	wantWhy(t, w.apply(), 0, "rows were written", "retain.table.slack")
-	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since - interval '2 h'")
-	w.insert(1, 1, true)
-	w.flushed(1, 1001)
-	w.cfg.Rows = 2500
-	steps := w.apply()
-	if got := of(steps, 0); !strings.HasPrefix(got, "detach seal") {
-		t.Errorf("the oldest: %s", got)
-	}
-	wantWhy(t, steps, 1, "within retain.table")
-	wantWhy(t, steps, 2, "within retain.table")
-	w.cfg.Rows = 0
-	steps = w.apply()
-	wantWhy(t, steps, 1, "rows were written") // the insert above
-	if got := of(steps, 2); !strings.HasPrefix(got, "detach seal") {
-		t.Errorf("the third: %s", got)
-	}
-}
-
-// flushed waits until the statistics say that so many rows were inserted.
-func (w *world) flushed(i, rows int) {
-	w.T.Helper()
-	outboxdb.Eventually(w.T, "the statistics know the rows", func() bool {
-		return w.Text("SELECT n_tup_ins::text FROM pg_stat_user_tables WHERE relname = "+
-			"$1", old(i)) == fmt.Sprint(rows)
-	})
-}
-
-// TestADefaultPartitionIsKeptAndDetachesTheOthersPlainly: CONCURRENTLY is refused beside it.
-func TestADefaultPartitionIsKeptAndDetachesTheOthersPlainly(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		w := newWorld(t, srv, 1)
-		w.Exec("CREATE TABLE rest PARTITION OF outbox DEFAULT")
-		w.insert(0, 5, true)
-		w.cfg.Slack = time.Hour
-		w.apply()
-		w.cfg.Slack = 0
-		planned := w.plan()
-		wantWhy(t, planned, 0, "not CONCURRENTLY")
-		if of(planned, 0) != "detach" {
-			t.Errorf("planned: %v", planned)
-		}
-		// a writer is in the way at first
-		tx, err := w.other().Begin(outboxdb.Within(t))
-		must.Succeed(t, err)
-		_, err = tx.Exec(outboxdb.Within(t), "SELECT FROM outbox LIMIT 1")
-		must.Succeed(t, err)
-		wantWhy(t, w.apply(), 0, "open transactions hold it", "server process")
-		must.Succeed(t, tx.Rollback(outboxdb.Within(t)))
-		w.apply()
-		w.want(0, Sealed)
-		w.confirm(w.Slot)
-		w.apply()
-		if w.exists(0) || w.Text("SELECT count(*)::text FROM rest") != "0" {
-			t.Errorf("it is %s", w.state(0))
-		}
-	})
-}
-
-// other is a further connection.
-func (w *world) other() *pgx.Conn {
-	w.T.Helper()
-	conn, err := pgx.Connect(outboxdb.Within(w.T), w.URL)
-	must.Succeed(w.T, err)
-	w.T.Cleanup(func() { conn.Close(context.Background()) })
-	return conn
-}
-
-// TestAnOpenWriterIsWaitedFor: a transaction that wrote to the partition is open, or prepared, while it is
-// detached. The fence lies behind its commit, and its row is verified.
-func TestAnOpenWriterIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	for _, prepared := range []bool{false, true} {
-		t.Run(fmt.Sprintf("prepared=%v", prepared), func(t *testing.T) {
-			t.Parallel()
-			for _, major := range pgtest.Majors(t) {
-				srv := pgtest.Own(t, major, "max_prepared_transactions=5", "wal_level=logical")
-				w := newWorld(t, srv, 1)
-				w.insert(0, 5, true)
-				const id = "11111111-1111-4111-8111-111111111111"
-				writer := w.other()
-				run := func(sql string) {
-					t.Helper()
-					_, err := writer.Exec(outboxdb.Within(t), sql)
-					must.Succeed(t, err)
-				}
-				run("BEGIN")
-				run("INSERT INTO outbox (id, doc_id, actor_id, counter, payload, created_at) VALUES ('" + id +
-					"', 'd', 'a', 1, '{}', '2024-05-01 01:00:00Z')")
-				who := "server process"
-				if prepared {
-					run("PREPARE TRANSACTION 'late'")
-					who = "prepared transaction 'late'"
-				}
-				wantWhy(t, w.apply(), 0, who)
-				w.want(0, Detaching)
-				if w.Text("SELECT inhdetachpending::text FROM pg_inherits WHERE inhrelid = "+
-					"$1::regclass", old(0)) !=
-					"true" {
-					t.Fatal("the DETACH is not pending")
-				}
-				if got := of(w.plan(), 0); got != "finalize" {
-					t.Errorf("planned: %s", got)
-				}
-				if prepared {
-					run("COMMIT PREPARED 'late'")
-				} else {
-					run("COMMIT")
-				}
-				committed := w.Text("SELECT pg_current_wal_insert_lsn()::text")
-				steps := w.apply()
-				if got := of(steps, 0); got != "finalize seal wait" {
-					t.Errorf("then: %s: %v", got, steps)
-				}
-				if w.Text("SELECT (fence >= $1::text::pg_lsn)::text FROM outflow_partitions WHERE state = "+
-					"'sealed'",
-					committed) != "true" {
-					t.Error("the fence lies before the commit")
-				}
-				w.confirm(w.Slot)
-				_, err := w.try() // its row is in no message yet
-				wantFault(t, err, outbox.Gap, codeUnpublished)
-				w.published[id] = true
-				w.apply()
-				if w.exists(0) {
-					t.Errorf("it is %s", w.state(0))
-				}
-			}
-		})
-	}
-}
-
 // TestWhatIsWrittenToADetachedPartitionIsFound: a row that came after the fence, and even after the
 // verification, keeps the partition from being dropped: also where the stream does not reach back so far, and
 // without ids.
@@ -327,31 +176,6 @@ func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
 		quoted("public", old(0))) != "true" {
 		t.Error("the fence is the old one")
 	}
-}
-
-// TestWhatSomebodyElseDetachedIsTheirs, and what they attach again begins anew.
-func TestWhatSomebodyElseDetachedIsTheirs(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 2)
-	w.insert(0, 5, true)
-	w.cfg.Slack = 1000000 * time.Hour
-	w.apply()
-	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
-	w.Exec("DROP TABLE outbox_1")
-	w.cfg.Slack = 0
-	wantWhy(t, w.apply(), 0, "somebody else detached it")
-	w.want(0, Kept)
-	if got := w.state(1); got != "none" {
-		t.Errorf("the one that was dropped is %s", got)
-	}
-	w.confirm(w.Slot)
-	w.apply()
-	if !w.exists(0) {
-		t.Fatal("it was dropped")
-	}
-	w.Exec("ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
-	w.apply()
-	w.want(0, Sealed)
 }
 
 // TestARecordThatSaysRepairingKeepsEverything.
@@ -480,92 +304,6 @@ func TestTheTableOfStatesOfSomebodyElseIsNotBelieved(t *testing.T) {
 	w.Exec("ALTER TABLE outflow_partitions OWNER TO " + role)
 	_, err := w.try()
 	wantFault(t, err, outbox.Fatal, "foreign_owner")
-}
-
-// TestADetachThatWasCutIsFinalized: the session ends while DETACH waits for an open writer.
-func TestADetachThatWasCutIsFinalized(t *testing.T) {
-	t.Parallel()
-	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
-		t.Parallel()
-		w := newWorld(t, srv, 1)
-		w.insert(0, 5, true)
-		// what is counted later would be watched for more
-		outboxdb.Eventually(t, "PostgreSQL counts the rows", func() bool {
-			return w.Text("SELECT pg_stat_get_tuples_inserted('outbox_0'::regclass)::text") == "5"
-		})
-		within := outboxdb.Within(t)
-		tx, err := w.other().Begin(within)
-		must.Succeed(t, err)
-		_, err = tx.Exec(within, "SELECT FROM outbox LIMIT 1")
-		must.Succeed(t, err)
-		w.cfg.LockTimeout = time.Hour
-		m := w.manager()
-		ended := make(chan error, 1)
-		go func() {
-			_, err := m.Apply(context.Background())
-			ended <- err
-		}()
-		outboxdb.Eventually(t, "the DETACH is pending", func() bool {
-			return w.Text("SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)::text") == "true"
-		})
-		w.terminate(fmt.Sprint(m.conn.PgConn().PID()))
-		if err := <-ended; err == nil {
-			t.Error("it succeeded")
-		}
-		must.Succeed(t, tx.Rollback(within))
-		w.cfg.LockTimeout = 0
-		if got := of(w.apply(), 0); got != "finalize seal wait" {
-			t.Errorf("then: %s", got)
-		}
-	})
-}
-
-// TestSomebodyElsesDetachIsLeftAlone: a person detaches a partition that Outflow is to keep, maybe one that
-// is partitioned itself. While that waits for a reader, Outflow does not end it, and the table is not its to
-// drop afterwards.
-func TestSomebodyElsesDetachIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	for _, parted := range []bool{false, true} {
-		t.Run(fmt.Sprintf("parted=%v", parted), func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, pgtest.Own(t, 0, "wal_level=logical"), 1)
-			if parted {
-				w.Exec("DROP TABLE outbox_0")
-				w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO " +
-					"('2024-05-02') PARTITION BY HASH (id)")
-				w.Exec("CREATE TABLE part_0 PARTITION OF outbox_0 FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
-			}
-			w.insert(0, 6, !parted)
-			w.cfg.Age = 100 * 365 * 24 * time.Hour // everything is to stay
-			w.apply()
-			within := outboxdb.Within(t)
-			reader, err := w.other().Begin(within)
-			must.Succeed(t, err)
-			_, err = reader.Exec(within, "SELECT FROM outbox LIMIT 1")
-			must.Succeed(t, err)
-			person := w.other()
-			ended := make(chan error, 1)
-			go func() {
-				_, err := person.Exec(within, "ALTER TABLE outbox DETACH PARTITION outbox_0 CONCURRENTLY")
-				ended <- err
-			}()
-			outboxdb.Eventually(t, "the DETACH is pending", func() bool {
-				return w.Text("SELECT count(*)::text FROM pg_inherits WHERE inhdetachpending") == "1"
-			})
-			wantWhy(t, w.apply(), 0, "somebody else detaches it")
-			must.Succeed(t, reader.Rollback(within))
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			for range 4 {
-				w.confirm(w.Slot)
-				w.apply()
-			}
-			if !w.exists(0) {
-				t.Error("it was dropped")
-			}
-		})
-	}
 }
 
 // TestRowsOfOtherShardsAreNotMissed: they are in other streams. Their archives are others as well, so an
