@@ -279,6 +279,10 @@ var table = []Finding{
 	{Code: "partition_busy", Severity: Note, Classes: transient,
 		Title: "Another run of outflow partition works on the outbox",
 		Hint:  "Let it finish. If its process is gone or stands still, pg_terminate_backend(pid) ends it."},
+	{Code: "partition_needed", Severity: Error, Classes: fatal,
+		Title: "Something needs a partition that is to go",
+		Hint: "A view reads it, or a foreign key refers to its rows: the message says which. Drop that, or let " +
+			"it read the outbox itself. The other partitions go meanwhile."},
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
 		Hint: "A table has the name that a new partition would get, or rows of its range are in the " +

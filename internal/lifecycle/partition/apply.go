@@ -50,14 +50,19 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 	if err != nil {
 		return nil, err
 	}
+	var failed []error // what PostgreSQL refused: everything else goes on
 	for _, p := range missing {
-		if err := m.retry(ctx, func() error { return m.create(ctx, p) }); err != nil {
+		err := m.retry(ctx, func() error { return m.create(ctx, p) })
+		if lost(err) {
 			return steps, err
+		}
+		if err != nil {
+			failed = append(failed, err)
+			break
 		}
 		did(p.create())
 	}
 	// first all up to where every slot has confirmed it, so that the stream is read once for all of them
-	var failed []error
 	tried := len(missing) > 0 // since the situation was read: otherwise it is still the one that was read
 	held := map[uint32]bool{} // partitions that something was tried with that was not to be had
 	for _, far := range []bool{false, true} {
@@ -85,13 +90,18 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 			}
 			if err != nil {
 				failed = append(failed, err)
-				if outbox.FaultOf(err) == nil { // a connection that is lost: nothing else works
+				if lost(err) {
 					return steps, errors.Join(failed...)
 				}
 			}
 		}
 	}
 	return steps, worst(failed)
+}
+
+// lost reports whether nothing else works after this error: PostgreSQL has not answered.
+func lost(err error) bool {
+	return err != nil && outbox.FaultOf(err) == nil && postgres.SQLState(err) == ""
 }
 
 // worst is the error that decides the exit code: that of a decision that somebody has to make, else the
@@ -116,7 +126,7 @@ func (m *Manager) begin(ctx context.Context) error {
 	if _, err := m.readLedger(ctx); err != nil {
 		return err
 	}
-	if m.hasLedger {
+	if m.hasLedger && (m.newLedger || !m.Partitioned()) {
 		return nil
 	}
 	if err := m.inTx(ctx, func(tx pgx.Tx) error { return m.makeLedger(ctx, tx) }); err != nil {
@@ -225,11 +235,11 @@ func (m *Manager) register(ctx context.Context, s *situation) error {
 		switch {
 		case !p.Exists || p.Default || p.Odd != "":
 			continue
-		case p.Attached && p.State != Detaching:
-			if p.State != Ahead && p.State != Attached { // it was attached again
+		case p.Attached && (p.State != Detaching || p.reattached()):
+			if p.State != Ahead && p.State != Attached || p.reattached() {
 				p.reset()
 			}
-			p.State = Attached
+			p.State, p.AttachXID = Attached, p.Attach
 			if p.Lower.After(s.Now) {
 				p.State = Ahead
 			}
@@ -239,8 +249,8 @@ func (m *Manager) register(ctx context.Context, s *situation) error {
 		if p.Attached && (p.Inserts == nil || *p.Inserts != p.Written) {
 			p.Inserts, p.QuietSince = &p.Written, s.Now
 		}
-		if p.Known && before.State == p.State && before.Inserts == p.Inserts && before.System == p.System &&
-			p.System == s.System {
+		if p.Known && before.State == p.State && before.Inserts == p.Inserts &&
+			before.AttachXID == p.AttachXID && before.System == p.System && p.System == s.System {
 			continue
 		}
 		if p.Attached || p.State == Kept {
@@ -254,9 +264,16 @@ func (m *Manager) register(ctx context.Context, s *situation) error {
 	return nil
 }
 
+// reattached reports whether somebody has detached it and attached it again since it was noted. Rows may
+// have been written to it meanwhile.
+func (p *Partition) reattached() bool {
+	return p.Attached && p.AttachXID != 0 && p.AttachXID != p.Attach
+}
+
 // reset forgets everything about rows: some may come that nothing is known of.
 func (p *Partition) reset() {
 	p.Made, p.Fence, p.SealedSum, p.Verified, p.Accepted = false, 0, Sum{}, nil, 0
+	p.DetachXmin = 0
 	p.Sealed, p.Stream, p.Inserts = time.Time{}, Stream{}, nil
 }
 
@@ -282,24 +299,31 @@ func (m *Manager) note(ctx context.Context, q execer, p *Partition) error {
 		text := p.Fence.String()
 		fence = &text
 	}
+	args := []any{m.root.Quoted(), p.Name, p.OID, string(p.State), p.Made, null(p.Lower), null(p.Upper), fence,
+		p.Horizon, p.System, p.SealedSum.Rows, p.SealedSum.Hash, verifiedRows, verifiedHash, p.Accepted,
+		null(p.Stream.Created), int64(p.Stream.LastSeq), p.Inserts, null(p.QuietSince), null(p.Sealed),
+		p.noted}
+	var columns, values, update string
+	if m.Partitioned() { // of a plain table a role need not own the table of states
+		columns, values = ", attach_xid, detach_xmin", ", nullif($22::bigint, 0), nullif($23::bigint, 0)"
+		update = ", attach_xid = excluded.attach_xid, detach_xmin = excluded.detach_xmin"
+		args = append(args, p.AttachXID, p.DetachXmin)
+	}
 	_, err := q.Exec(ctx, `WITH renamed AS (DELETE FROM `+m.ledger()+` WHERE root = $1 AND name = $21
 			AND name <> $2)
 		INSERT INTO `+m.ledger()+` AS l (root, name, oid, state, made, lower, upper, fence,
 			horizon, system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created,
-			stream_seq, inserts, quiet_since, sealed_at)
+			stream_seq, inserts, quiet_since, sealed_at`+columns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9::bigint, 0), $10, $11, $12, $13,
-			nullif($14, ''), $15, $16, $17, $18, $19, $20)
+			nullif($14, ''), $15, $16, $17, $18, $19, $20`+values+`)
 		ON CONFLICT (root, name) DO UPDATE SET (oid, state, made, lower, upper, fence, horizon, system_id,
 			rows, hash, verified_rows, verified_hash, accepted, stream_created, stream_seq, inserts,
 			quiet_since, sealed_at, changed_at) = (excluded.oid, excluded.state, excluded.made, excluded.lower,
 			excluded.upper, excluded.fence, excluded.horizon, excluded.system_id, excluded.rows, excluded.hash,
 			excluded.verified_rows, excluded.verified_hash, excluded.accepted,
 			excluded.stream_created, excluded.stream_seq, excluded.inserts, excluded.quiet_since,
-			excluded.sealed_at, CASE WHEN l.state = excluded.state THEN l.changed_at ELSE now() END)`,
-		m.root.Quoted(), p.Name, p.OID, string(p.State), p.Made, null(p.Lower), null(p.Upper), fence,
-		p.Horizon, p.System, p.SealedSum.Rows, p.SealedSum.Hash, verifiedRows, verifiedHash, p.Accepted,
-		null(p.Stream.Created), int64(p.Stream.LastSeq), p.Inserts, null(p.QuietSince), null(p.Sealed),
-		p.noted)
+			excluded.sealed_at, CASE WHEN l.state = excluded.state THEN l.changed_at ELSE now() END)`+update,
+		args...)
 	if err == nil {
 		p.noted = p.Name
 	}

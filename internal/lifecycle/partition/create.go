@@ -22,7 +22,7 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 	}
 	var newest *Partition
 	for _, p := range s.all {
-		if !p.Attached && !p.Pending || p.Default || p.Odd != "" {
+		if !p.Attached && !p.Pending || p.Default || p.Odd != "" && p.Upper.IsZero() {
 			continue
 		}
 		if p.Upper.IsZero() {
@@ -87,18 +87,26 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 		if err := tx.QueryRow(ctx, "SELECT $1::regclass::oid", p.Name).Scan(&p.OID); err != nil {
 			return err
 		}
-		if err := m.note(ctx, tx, p); err != nil {
-			return err
-		}
 		m.o.Hit("partition.made")
 		_, err = tx.Exec(ctx, fmt.Sprintf("ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)",
 			m.root.Quoted(), p.Name, catalog.PartitionBound(p.Lower), catalog.PartitionBound(p.Upper)))
-		return err
+		if err != nil {
+			return err
+		}
+		err = tx.QueryRow(ctx, "SELECT xmin::text::bigint FROM pg_inherits WHERE inhrelid = $1", p.OID).
+			Scan(&p.AttachXID)
+		if err != nil {
+			return err
+		}
+		return m.note(ctx, tx, p)
 	})
 	switch postgres.SQLState(err) {
 	case stateDuplicateTable:
 		return postgres.Fatal(err, codeTaken, "Rename or drop it, if nobody needs it", "a table %s "+
 			"exists, and is no partition of %s", p.Name, m.root.Quoted())
+	case stateOverlap:
+		return postgres.Fatal(err, codeTaken, "Detach it, or wait until its range is over", "another partition "+
+			"has a part of the range from %s to %s", stamp(p.Lower), stamp(p.Upper))
 	case stateCheckViolation:
 		return postgres.Fatal(err, codeTaken, "Move them: detach the default partition, insert its rows of "+
 			"that range into the outbox's new partition by hand, which publishes them again, or leave the "+
@@ -114,7 +122,9 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 
 const (
 	stateDuplicateTable = "42P07"
+	stateOverlap        = "42P17"
 	stateCheckViolation = "23514"
+	stateReferenced     = "23503"
 	stateDeadlock       = "40P01"
 	stateUndefinedTable = "42P01"
 )

@@ -100,12 +100,14 @@ func (w *world) other() *pgx.Conn {
 	return conn
 }
 
-// TestAnOpenWriterIsWaitedFor: a transaction that wrote to the partition is open, or prepared, while it is
-// detached. The fence lies behind its commit, and its row is verified.
+// TestAnOpenWriterIsWaitedFor: a transaction that wrote to the partition is open, or prepared, when it is to
+// be detached: that does not begin, for the next insert would fail. Or it writes when the DETACH has just
+// begun. The fence lies behind its commit, and its row is verified.
 func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	for _, prepared := range []bool{false, true} {
-		t.Run(fmt.Sprintf("prepared=%v", prepared), func(t *testing.T) {
+	for n := range 4 {
+		prepared, late := n%2 == 1, n >= 2
+		t.Run(fmt.Sprintf("prepared=%v late=%v", prepared, late), func(t *testing.T) {
 			t.Parallel()
 			for _, major := range pgtest.Majors(t) {
 				srv := pgtest.Own(t, major, "max_prepared_transactions=5", "wal_level=logical")
@@ -118,22 +120,36 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 					_, err := writer.Exec(outboxdb.Within(t), sql)
 					must.Succeed(t, err)
 				}
-				run("BEGIN")
-				run("INSERT INTO outbox (id, doc_id, actor_id, counter, payload, created_at) VALUES ('" + id +
-					"', 'd', 'a', 1, '{}', '2024-05-01 01:00:00Z')")
-				who := "server process"
+				write := func() {
+					run("BEGIN")
+					run("INSERT INTO outbox (id, doc_id, actor_id, counter, payload, created_at) VALUES ('" + id +
+						"', 'd', 'a', 1, '{}', '2024-05-01 01:00:00Z')")
+					if prepared {
+						run("PREPARE TRANSACTION 'late'")
+					}
+				}
+				who, state, does := "server process", Attached, "detach"
 				if prepared {
-					run("PREPARE TRANSACTION 'late'")
 					who = "prepared transaction 'late'"
 				}
-				wantWhy(t, w.apply(), 0, who)
-				w.want(0, Detaching)
-				if w.Text("SELECT inhdetachpending::text FROM pg_inherits WHERE inhrelid = "+
-					"$1::regclass", old(0)) !=
-					"true" {
-					t.Fatal("the DETACH is not pending")
+				if late {
+					state, does = Detaching, "finalize"
+					w.o.Hit = func(point string) {
+						if point == "partition.detaching" {
+							write()
+							w.o.Hit = nil
+						}
+					}
+				} else {
+					write()
 				}
-				if got := of(w.plan(), 0); got != "finalize" {
+				wantWhy(t, w.apply(), 0, who)
+				w.want(0, state)
+				if w.Text("SELECT inhdetachpending::text FROM pg_inherits WHERE inhrelid = "+
+					"$1::regclass", old(0)) != fmt.Sprint(late) {
+					t.Fatalf("the DETACH is pending, or not: %v is expected", late)
+				}
+				if got := of(w.plan(), 0); got != does {
 					t.Errorf("planned: %s", got)
 				}
 				if prepared {
@@ -143,7 +159,7 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 				}
 				committed := w.Text("SELECT pg_current_wal_insert_lsn()::text")
 				steps := w.apply()
-				if got := of(steps, 0); got != "finalize seal wait" {
+				if got := of(steps, 0); got != does+" seal wait" {
 					t.Errorf("then: %s: %v", got, steps)
 				}
 				if w.Text("SELECT (fence >= $1::text::pg_lsn)::text FROM outflow_partitions WHERE state = "+
@@ -161,6 +177,87 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRowsThatAreWrittenWhileADetachWaitsAreNotTakenForPublished: PostgreSQL 16 and later never sends them.
+// Outflow has made the partition, and the stream's oldest messages are gone; or there is no id column.
+func TestRowsThatAreWrittenWhileADetachWaitsAreNotTakenForPublished(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"id", ""} {
+		pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+			t.Parallel()
+			w := newWorld(t, srv, 1)
+			w.cfg.ID = id
+			w.insert(0, 5, true)
+			w.cfg.Slack = 1000000 * time.Hour
+			w.apply()
+			w.Exec("UPDATE outflow_partitions SET made = true")
+			w.seen.Removed, w.seen.Oldest = true, time.Now()
+			w.cfg.Slack = 0
+			within := outboxdb.Within(t)
+			writer, err := w.other().BeginTx(within, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+			must.Succeed(t, err)
+			_, err = writer.Exec(within, "SELECT FROM outbox LIMIT 1")
+			must.Succeed(t, err)
+			wantWhy(t, w.apply(), 0, "open transactions hold it")
+			_, err = writer.Exec(within, `INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at)
+				VALUES ('d', 'a', 6, '{}', '2024-05-01 01:00:00Z')`)
+			must.Succeed(t, err)
+			must.Succeed(t, writer.Commit(within))
+			w.apply()
+			w.confirm(w.Slot)
+			for range 2 {
+				_, err = w.try()
+				wantFault(t, err, outbox.Gap, codeUnpublished)
+			}
+			if w.Text("SELECT count(*)::text FROM outbox_0") != "6" {
+				t.Error("a row is gone")
+			}
+		})
+	}
+}
+
+// TestWhatIsAttachedAgainMayHaveOtherRows: it is detached, written to and attached again between two runs, or
+// while it is just to be detached.
+func TestWhatIsAttachedAgainMayHaveOtherRows(t *testing.T) {
+	t.Parallel()
+	for _, state := range []State{Ahead, Attached, Detaching} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, pgtest.Server(t), 0)
+			w.cfg.Every, w.cfg.Ahead = time.Hour, 1
+			w.apply() // makes partitions
+			name := w.Text("SELECT name FROM outflow_partitions WHERE made ORDER BY lower LIMIT 1")
+			w.Exec("UPDATE outflow_partitions SET state = $1 WHERE name = $2", string(state), name)
+			bound := w.Text("SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE oid = $1::regclass", name)
+			w.Exec("ALTER TABLE outbox DETACH PARTITION " + name)
+			w.Exec("INSERT INTO " + name + ` (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1,
+				'{}', lower FROM outflow_partitions WHERE name = '` + name + "'")
+			w.Exec("ALTER TABLE outbox ATTACH PARTITION " + name + " " + bound)
+			w.apply()
+			if w.Text("SELECT made::text FROM outflow_partitions WHERE name = $1", name) != "false" {
+				t.Error("its rows still count as written to the outbox")
+			}
+			w.apply()
+			if w.Text("SELECT count(*)::text FROM outflow_partitions WHERE made") == "0" {
+				t.Error("the others count as attached again, too")
+			}
+		})
+	}
+}
+
+// TestAnOlderTableOfStatesGetsItsColumns: by apply. Who only reads it goes without them.
+func TestAnOlderTableOfStatesGetsItsColumns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	w.Exec("ALTER TABLE outflow_partitions DROP COLUMN attach_xid, DROP COLUMN detach_xmin")
+	w.plan()
+	w.apply()
+	if got := w.Text("SELECT count(attach_xid)::text FROM outflow_partitions WHERE NOT made"); got != "1" {
+		t.Errorf("of %s partitions that somebody made it is noted who attached them", got)
 	}
 }
 

@@ -56,6 +56,8 @@ const ledgerColumns = `
   quiet_since timestamptz,
   sealed_at timestamptz,
   changed_at timestamptz NOT NULL DEFAULT now(),
+  attach_xid bigint,
+  detach_xmin bigint,
   PRIMARY KEY (root, name)`
 
 func (m *Manager) ledger() string {
@@ -64,11 +66,11 @@ func (m *Manager) ledger() string {
 
 // makeLedger makes the table of states. It belongs to the outbox's owner, because what it says is believed.
 func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
-	if m.hasLedger {
-		return nil
-	}
 	for _, sql := range []string{
 		"CREATE TABLE IF NOT EXISTS " + m.ledger() + " (" + ledgerColumns + "\n)",
+		// it was made before there were these
+		"ALTER TABLE " + m.ledger() + " ADD COLUMN IF NOT EXISTS attach_xid bigint, " +
+			"ADD COLUMN IF NOT EXISTS detach_xmin bigint",
 		"ALTER TABLE " + m.ledger() + " OWNER TO " + postgres.Quote(m.root.Owner),
 		"GRANT SELECT ON " + m.ledger() + " TO PUBLIC", // who repairs has to know what is detached
 	} {
@@ -82,9 +84,10 @@ func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
 // readLedger reads the states; nothing where there is no table of them yet.
 func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error) {
 	var owner string
-	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n
+	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), EXISTS (SELECT FROM pg_attribute a
+			WHERE a.attrelid = c.oid AND a.attname = 'detach_xmin') FROM pg_class c JOIN pg_namespace n
 		ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, m.root.Schema,
-		catalog.PartitionStates).Scan(&owner)
+		catalog.PartitionStates).Scan(&owner, &m.newLedger)
 	if errors.Is(err, pgx.ErrNoRows) {
 		m.hasLedger = false
 		return map[string]*Partition{}, nil
@@ -101,8 +104,9 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 	rows, err := m.conn.Query(ctx, `SELECT name, oid, state, made, lower, upper, coalesce(fence::text, ''),
 			coalesce(horizon, 0), system_id, coalesce(rows, 0), coalesce(hash, ''), verified_rows,
 			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
-			coalesce(quiet_since, now()), sealed_at, changed_at
-		FROM `+m.ledger()+` WHERE root = $1 AND state <> 'dropped'`, m.root.Quoted())
+			coalesce(quiet_since, now()), sealed_at, changed_at, coalesce((to_jsonb(l)->>'attach_xid')::bigint, 0),
+			coalesce((to_jsonb(l)->>'detach_xmin')::bigint, 0)
+		FROM `+m.ledger()+` l WHERE root = $1 AND state <> 'dropped'`, m.root.Quoted())
 	if err != nil {
 		return nil, m.explain("read table "+m.ledger(), err)
 	}
@@ -115,7 +119,8 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 		var lower, upper, created, sealed *time.Time
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
 			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
-			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed)
+			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed, &p.AttachXID,
+			&p.DetachXmin)
 		if err != nil {
 			return nil, err
 		}

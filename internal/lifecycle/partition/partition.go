@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outflowhq/outflow/internal/lazyregexp"
@@ -32,12 +33,15 @@ type Partition struct {
 	Size     int64     // bytes, with indexes
 	Rows     int64     // about, by the statistics
 	Written  int64     // rows inserted or updated since the statistics were reset
+	Attach   int64     // the transaction that attached it; 0: it is not attached
 
 	// by the table of states
 	Known      bool   // it is in it
 	noted      string // by that name
 	State      State
-	Made       bool // by Outflow, empty
+	Made       bool  // by Outflow, empty
+	AttachXID  int64 // Attach when it was noted; 0: it was not
+	DetachXmin int64 // the oldest transaction that was open when its DETACH began; 0: nobody knows
 	Fence      outbox.LSN
 	Horizon    int64 // of a plain table's fence
 	System     string
@@ -68,6 +72,7 @@ type Manager struct {
 	conn      *pgx.Conn
 	root      Root
 	hasLedger bool
+	newLedger bool       // it has all columns
 	published *published // nil: the stream was not read yet
 	o         Options
 }
@@ -203,6 +208,7 @@ func (m *Manager) read(ctx context.Context, system string) ([]*Partition, error)
 	}
 	rows, err := m.conn.Query(ctx, `SELECT c.oid, n.nspname, c.relname, c.relkind::text,
 			c.relpersistence::text, coalesce(i.inhparent = $1, false), coalesce(i.inhdetachpending, false),
+			coalesce(i.inhparent <> $1, false), coalesce(i.xmin::text::bigint, 0),
 			coalesce(pg_get_expr(c.relpartbound, c.oid), ''), coalesce(pg_total_relation_size(c.oid), 0),
 			greatest(c.reltuples, 0)::bigint,
 			pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid)
@@ -215,9 +221,10 @@ func (m *Manager) read(ctx context.Context, system string) ([]*Partition, error)
 	}
 	var all []*Partition
 	var schema, name, kind, persistence, bound string
+	var elsewhere bool
 	p := Partition{}
 	_, err = pgx.ForEachRow(rows, []any{&p.OID, &schema, &name, &kind, &persistence, &p.Attached, &p.Pending,
-		&bound, &p.Size, &p.Rows, &p.Written}, func() error {
+		&elsewhere, &p.Attach, &bound, &p.Size, &p.Rows, &p.Written}, func() error {
 		found := &Partition{}
 		for _, k := range known {
 			if k.System == system && k.OID == p.OID ||
@@ -228,15 +235,20 @@ func (m *Manager) read(ctx context.Context, system string) ([]*Partition, error)
 		lower, upper := found.Lower, found.Upper
 		found.OID, found.Attached, found.Pending = p.OID, p.Attached && !p.Pending, p.Pending
 		found.Size, found.Rows, found.Written, found.Exists = p.Size, p.Rows, p.Written, true
+		if found.Attached {
+			found.Attach = p.Attach
+		}
 		if !found.Known {
 			found.Name, found.System, found.State = quoted(schema, name), system, Attached
 		}
 		found.Name = quoted(schema, name)
 		found.readBound(bound)
-		if bound == "" { // it is detached
+		if bound == "" || elsewhere { // it is detached
 			found.Lower, found.Upper = lower, upper
 		}
 		switch {
+		case elsewhere:
+			found.Pending, found.Odd = false, "it is a partition of another table"
 		case kind != "r":
 			found.Odd = "it is partitioned itself, or a foreign table"
 		case persistence != "p":
@@ -350,11 +362,23 @@ func (m *Manager) explain(doing string, err error) error {
 	case postgres.StateLockNotAvailable:
 		return &outbox.Fault{Class: outbox.Transient, Code: codeLock, Err: err,
 			Message: "could not " + doing + " within the time that the outbox may be locked"}
+	case postgres.StateDependentObjects, stateReferenced:
+		return postgres.Fatal(err, codeNeeded, "Drop what needs it, or let that read the outbox itself; the "+
+			"other partitions go meanwhile", "could not %s, because something else needs it%s", doing,
+			detail(err))
 	}
 	if outbox.FaultOf(err) != nil {
 		return err
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// detail is what PostgreSQL says beside its message: for one, who needs what is to be dropped.
+func detail(err error) string {
+	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Detail != "" {
+		return " (" + pg.Detail + ")"
+	}
+	return ""
 }
 
 // The codes of what can be wrong.
@@ -364,6 +388,7 @@ const (
 	codeUnpublished = "partition_unpublished"
 	codeKey         = "partition_key"
 	codePartman     = "partition_partman"
+	codeNeeded      = "partition_needed"
 	codeBehind      = "server_behind"
 	codeTaken       = "partition_name"
 )

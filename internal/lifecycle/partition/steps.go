@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -74,7 +75,23 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 }
 
 // detach detaches a partition. The state is written first: what was detached is Outflow's then.
+//
+// It does not begin while somebody has written to the partition and not ended yet: their next insert would
+// fail. Who comes later, or has a snapshot of before, may still write while it waits; see late.
 func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
+	err := m.conn.QueryRow(ctx, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint").
+		Scan(&p.DetachXmin)
+	if err != nil {
+		return step, fmt.Errorf("read the oldest open transaction: %w", err)
+	}
+	writers, err := m.holders(ctx, "l.relation = $1::oid AND l.mode = 'RowExclusiveLock'", p.OID)
+	if err != nil {
+		return step, err
+	}
+	if len(writers) > 0 {
+		return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "open transactions write to " +
+			"it: " + strings.Join(writers, ", ")}, nil
+	}
 	p.State = Detaching
 	if err := m.note(ctx, m.conn, p); err != nil {
 		return step, m.explain("write table "+m.ledger(), err)
@@ -84,7 +101,7 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 	if s.byDefault() == nil {
 		sql += " CONCURRENTLY"
 	}
-	err := m.retry(ctx, func() error {
+	err = m.retry(ctx, func() error {
 		_, err := m.conn.Exec(ctx, sql)
 		if postgres.SQLState(err) == postgres.StateLockNotAvailable && s.byDefault() == nil {
 			// the first half may be done: the second one is FINALIZE then
@@ -143,29 +160,38 @@ func (m *Manager) finalize(ctx context.Context, p *Partition, step Step) (Step, 
 
 // held says what a partition waits for.
 func (m *Manager) held(ctx context.Context, p *Partition) (Step, error) {
+	all, err := m.holders(ctx, `l.relation = ANY ($1::oid[])
+		UNION SELECT format('server process %s (open since %s)', pid, to_char(xact_start,
+				'YYYY-MM-DD HH24:MI:SS "UTC"'))
+			FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database()
+				AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+				AND xact_start < clock_timestamp() - interval '1 s'`, array([]uint32{m.root.OID, p.OID}))
+	if err != nil {
+		return Step{}, err
+	}
+	return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "open transactions hold it: " +
+		cmp.Or(strings.Join(all, ", "), "those that hold a table that refers to it")}, nil
+}
+
+// holders names the transactions of others that hold locks, at most ten.
+func (m *Manager) holders(ctx context.Context, which string, arg any) ([]string, error) {
 	rows, err := m.conn.Query(ctx, `SELECT DISTINCT CASE WHEN x.gid IS NOT NULL THEN format('prepared transaction %L',
 			x.gid) ELSE format('server process %s', l.pid) END
 		FROM pg_locks l
 			LEFT JOIN pg_locks o ON l.pid IS NULL AND o.pid IS NULL AND o.locktype = 'transactionid'
 				AND o.virtualtransaction = l.virtualtransaction
 			LEFT JOIN pg_prepared_xacts x ON x.transaction = o.transactionid
-		WHERE l.locktype = 'relation' AND l.relation = ANY ($1::oid[]) AND l.granted AND l.pid IS DISTINCT FROM
-			pg_backend_pid() AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-		UNION SELECT format('server process %s (open since %s)', pid, to_char(xact_start,
-				'YYYY-MM-DD HH24:MI:SS "UTC"'))
-			FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database()
-				AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-				AND xact_start < clock_timestamp() - interval '1 s'
-		LIMIT 10`, array([]uint32{m.root.OID, p.OID}))
+		WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid() AND
+			l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND `+which+
+		" LIMIT 10", arg)
 	if err != nil {
-		return Step{}, fmt.Errorf("look who holds the locks: %w", err)
+		return nil, fmt.Errorf("look who holds the locks: %w", err)
 	}
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return Step{}, fmt.Errorf("look who holds the locks: %w", err)
+		return nil, fmt.Errorf("look who holds the locks: %w", err)
 	}
-	return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "open transactions hold it: " +
-		strings.Join(all, ", ")}, nil
+	return all, nil
 }
 
 // seal sets the fence: the end of WAL, while nobody writes to the detached table.
@@ -196,6 +222,13 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 			if sealed.SealedSum, err = m.sum(ctx, tx, p); err != nil {
 				return err
 			}
+			late, err := m.late(ctx, tx, p)
+			if err != nil {
+				return err
+			}
+			if late {
+				sealed.Made, sealed.Stream = false, Stream{}
+			}
 			sealed.State, sealed.System = Sealed, s.System
 			if err := m.note(ctx, tx, &sealed); err != nil {
 				return err
@@ -214,6 +247,23 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 	step.Rows, step.Why = p.SealedSum.Rows, fmt.Sprintf("%s; the fence is %v", step.Why, p.Fence)
 	m.o.Hit("partition.sealed")
 	return step, nil
+}
+
+// late reports whether rows may have been written while a DETACH waited for others, which PostgreSQL 16 and
+// later never sends: the fence shows nothing of them. Where ids show everything it does not matter.
+func (m *Manager) late(ctx context.Context, tx pgx.Tx, p *Partition) (yes bool, err error) {
+	if !p.Made && m.cfg.ID != "" || p.State != Detaching || !p.Sealed.IsZero() {
+		return false, nil
+	}
+	if p.DetachXmin == 0 {
+		return true, nil
+	}
+	err = tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE age(t.xmin) <= age("+
+		xid(p.DetachXmin)+"))").Scan(&yes)
+	if err != nil {
+		return false, fmt.Errorf("look for rows that came while partition %s was detached: %w", p.Name, err)
+	}
+	return yes, nil
 }
 
 // lock locks a partition that is detached, and makes sure that it is the one that is meant.
