@@ -117,6 +117,13 @@ var rules = []Check{
 		}
 		return nil
 	}},
+	{[]string{"retain.other_slots", "slot"}, func(c Config) error {
+		if slices.Contains(c.Retain.OtherSlots, c.Slot) {
+			return usageFault("one of them is Outflow's own, "+c.describe("slot")+", and rows would go "+
+				"before they are published", "Name only slots that somebody else reads")
+		}
+		return nil
+	}},
 	{[]string{"init.partition.by", "columns", "headers"}, func(c Config) error {
 		by := c.Init.Partition.By
 		for _, role := range []Column{c.Columns.ID, c.Columns.Doc, c.Columns.Actor, c.Columns.Counter,

@@ -161,6 +161,20 @@ func TestMoreThanOneWayToLogInIsRefused(t *testing.T) {
 	}
 }
 
+func TestOutflowsOwnSlotIsNoOther(t *testing.T) {
+	t.Parallel()
+	for text, refused := range map[string]bool{
+		"retain: {other_slots: outflow}":                     true,
+		"slot: mine\nretain: {other_slots: 'debezium,mine'}": true,
+		"slot: mine\nretain: {other_slots: outflow}":         false,
+	} {
+		_, err := loadText(t, text)
+		if refused != (err != nil && strings.Contains(err.Error(), "one of them is Outflow's own")) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // What is wrong with the form of a file: the message has the line, the key and the nearest that there is.
 func TestAnErrorOfAFileNamesLineAndKey(t *testing.T) {
 	t.Parallel()

@@ -344,7 +344,7 @@ var settings = []setting{
 	{path: "retain.other_slots", want: "names of slots, separated by commas",
 		doc: "Replication slots that rows need not wait for. All other slots of the database that use " +
 			"pgoutput have to confirm a row before outflow partition lets it go, also those that nobody " +
-			"reads.",
+			"reads. Slots by which Outflow reads the table count in any case.",
 		bind: func(c *Config) value { return listValue{&c.Retain.OtherSlots, slotName} }},
 	{path: "retain.table.method", def: RetainPartition, want: "partition or delete",
 		choices: []string{RetainPartition, RetainDelete},

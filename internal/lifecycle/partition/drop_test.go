@@ -82,6 +82,30 @@ func TestASlotThatDoesNotCountIsNotWaitedFor(t *testing.T) {
 	}
 }
 
+// TestAnOutflowThatReadsTheTableIsWaitedFor: naming its slot among those that do not count changes nothing.
+// Once the slot is gone it does: then the record alone is left.
+func TestAnOutflowThatReadsTheTableIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	shard := w.Slot + "_shard"
+	w.slot(shard)
+	w.insert(0, 3, true)
+	w.out.Others = []string{shard}
+	w.cfg.OtherSlots = []string{w.Slot, shard}
+	wantWhy(t, w.apply(), 0, "slot "+w.Slot+" has confirmed", "slot "+shard+" has confirmed",
+		"although retain.other_slots names it")
+	w.confirm(w.Slot)
+	wantWhy(t, w.apply(), 0, "slot "+shard+" has confirmed")
+	if !w.exists(0) {
+		t.Fatal("it is gone, and an Outflow has not read it")
+	}
+	w.Exec("SELECT pg_drop_replication_slot($1)", shard)
+	w.apply()
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
+	}
+}
+
 func TestWithoutOutflowsSlotNothingGoes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)

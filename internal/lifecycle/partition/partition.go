@@ -304,7 +304,7 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	f := &Facts{}
 	var err error
 	// before the record: a slot that is made anew meanwhile confirms nothing for the one that it is of
-	if f.Slots, err = ReadSlots(ctx, q, m.cfg.OtherSlots); err != nil {
+	if f.Slots, err = ReadSlots(ctx, q, nil); err != nil {
 		return nil, err
 	}
 	err = m.away(ctx, func() (err error) {
@@ -314,6 +314,10 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	if err != nil {
 		return nil, err
 	}
+	f.Slots = slices.DeleteFunc(f.Slots, func(s Slot) bool {
+		return slices.Contains(m.cfg.OtherSlots, s.Name) && s.Name != m.cfg.Slot &&
+			!slices.Contains(f.Others, s.Name)
+	})
 	f.Stream.Created = f.Stream.Created.Truncate(time.Microsecond) // as PostgreSQL keeps it
 	var wal string
 	err = q.QueryRow(ctx, `SELECT clock_timestamp(), pg_current_wal_insert_lsn()::text,

@@ -26,7 +26,7 @@ type Config struct {
 	Size int64
 	Rows int64
 
-	OtherSlots  []string      // slots that do not count
+	OtherSlots  []string      // slots that do not count, unless by a record an Outflow reads this table by it
 	LockTimeout time.Duration // how long a lock on the outbox is waited for each time; 0: 2 s
 	Archive     bool          // there is one; Keep does not count then, if all rows go to this stream
 
@@ -129,11 +129,16 @@ var clauses = []clause{
 		}
 		return ""
 	}},
-	{"slots", func(_ *Config, f *Facts, p *Partition) string {
+	{"slots", func(c *Config, f *Facts, p *Partition) string {
 		var behind []string
 		for _, s := range f.Slots {
 			if s.Confirmed < p.Fence {
-				behind = append(behind, s.Behind(p.Fence))
+				why := s.Behind(p.Fence)
+				if slices.Contains(c.OtherSlots, s.Name) {
+					why += " (it counts although retain.other_slots names it: by its record it reads this " +
+						"table; uninstall that Outflow if nobody needs it)"
+				}
+				behind = append(behind, why)
 			}
 		}
 		return strings.Join(behind, ", ")
