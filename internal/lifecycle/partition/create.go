@@ -129,12 +129,14 @@ const (
 	stateUndefinedTable = "42P01"
 )
 
-// readers are the roles that may read the outbox, quoted.
+// readers are the roles that may read all of the outbox, quoted. A partition that is read by its own name
+// does not go by the outbox's policies, so where there may be some, only roles that they don't bind count.
 func (m *Manager) readers(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	rows, err := tx.Query(ctx, `SELECT CASE WHEN a.grantee = 0 THEN 'PUBLIC'
 			ELSE quote_ident(pg_get_userbyid(a.grantee)) END
-		FROM pg_class c, aclexplode(c.relacl) a
-		WHERE c.oid = $1 AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner`, m.root.OID)
+		FROM pg_class c, aclexplode(c.relacl) a LEFT JOIN pg_roles r ON r.oid = a.grantee
+		WHERE c.oid = $1 AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
+			AND (NOT c.relrowsecurity OR r.rolbypassrls)`, m.root.OID)
 	if err != nil {
 		return nil, err
 	}

@@ -63,6 +63,36 @@ func TestPartitionsAreMadeAhead(t *testing.T) {
 	})
 }
 
+// TestAPolicyIsNotGoneRoundByAPartition: a reader who is bound by the outbox's policies gets no right on a
+// new partition, attached or detached. Who may read all of the outbox does.
+func TestAPolicyIsNotGoneRoundByAPartition(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	bound := w.Text("SELECT quote_ident('bound_' || current_database())")
+	free := w.Text("SELECT quote_ident('free_' || current_database())")
+	w.Exec("CREATE ROLE " + bound + "; CREATE ROLE " + free + " BYPASSRLS")
+	for _, role := range []string{bound, free} {
+		t.Cleanup(func() { w.Exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	}
+	w.Exec("GRANT SELECT ON outbox TO PUBLIC, " + bound + ", " + free)
+	w.Exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+	w.Exec("CREATE POLICY own ON outbox FOR SELECT USING (doc_id = current_user)")
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	made := w.Text("SELECT name FROM outflow_partitions WHERE made ORDER BY lower LIMIT 1")
+	may := func(role string) string {
+		t.Helper()
+		return w.Text("SELECT has_table_privilege($1::name, $2, 'SELECT')::text", strings.Trim(role, `"`), made)
+	}
+	if may(bound) != "false" || may(free) != "true" {
+		t.Errorf("bound by policies: %s, not bound: %s", may(bound), may(free))
+	}
+	w.Exec("ALTER TABLE outbox DETACH PARTITION " + made)
+	if may(bound) != "false" {
+		t.Error("bound by policies, and may read it when it is detached")
+	}
+}
+
 func TestWhatIsInTheWayOfAPartitionIsNamed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)
