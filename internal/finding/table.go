@@ -29,11 +29,13 @@ var table = []Finding{
 		Hint: "Give the columns of both the same names and types, or drop the former one: its rows that " +
 			"are not published are lost then."},
 	{Code: "foreign_owner", Severity: Error, Classes: fatal,
-		Title: "An object that init would use belongs to another role",
-		Hint: "Find out who made it and why. If it is to be used, give --accept-owner with that role; " +
-			"else drop it.",
+		Title: "An object that Outflow would use belongs to another role",
+		Hint: "Find out who made it and why. If init is to use it, give --accept-owner with that role. If " +
+			"it is a table that Outflow keeps for the outbox of another owner in the same schema, move one " +
+			"of the two outboxes to a schema of its own. Drop what nobody needs.",
 		Runbook: "Whoever owns a table, schema, publication or function can change what is published. " +
-			"[Objects that others made](security.md#objects-that-others-made)."},
+			"[Objects that others made](security.md#objects-that-others-made); [two outboxes in one " +
+			"schema](retention.md#the-table-of-states)."},
 	{Code: "row_security", Severity: Error, Classes: fatal,
 		Title: "Row-level security hides rows of the table from the role",
 		Hint:  "Run the command as the owner of the table, or as a role with BYPASSRLS."},

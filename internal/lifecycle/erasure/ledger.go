@@ -185,9 +185,7 @@ func exists(ctx context.Context, q catalog.Querier, root catalog.Table) (bool, e
 		if owner, err = ownerOf(ctx, q, root.Schema, name); owner == ours {
 			n++
 		} else if owner != "" {
-			err = postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or give "+
-				"it to "+ours+" with ALTER TABLE ... OWNER TO",
-				"table %s belongs to role %q, the outbox to %q", beside(root, name), owner, ours)
+			err = catalog.ForeignKept(beside(root, name), owner, ours)
 		}
 	}
 	return n == 2, err

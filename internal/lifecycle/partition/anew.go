@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -15,19 +16,21 @@ import (
 
 // CheckForget makes sure that Forget may write the table of states, if there is one.
 func (m *Manager) CheckForget(ctx context.Context) error {
-	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger {
+	if _, err := m.readLedger(ctx); err != nil {
 		return err
 	}
-	var may bool
-	err := m.conn.QueryRow(ctx, "SELECT has_table_privilege($1::text, 'SELECT') AND "+
-		"has_table_privilege($1::text, 'UPDATE')", m.ledger()).Scan(&may)
-	if err != nil {
-		return m.explain("read table "+m.ledger(), err)
-	}
-	if !may {
-		return postgres.Fatal(nil, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, "+
-			"which owns the outbox, or GRANT UPDATE ON %s TO this role", m.root.Owner, m.ledger()),
-			"the role may not write table %s, which says what the former slot has read", m.ledger())
+	for _, ledger := range m.ledgers {
+		var may bool
+		err := m.conn.QueryRow(ctx, "SELECT has_table_privilege($1::text, 'SELECT') AND "+
+			"has_table_privilege($1::text, 'UPDATE')", ledger).Scan(&may)
+		if err != nil {
+			return m.explain("read table "+ledger, err)
+		}
+		if !may {
+			return postgres.Fatal(nil, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role "+
+				"%s, which owns the outbox, or GRANT UPDATE ON %s TO this role", m.root.Owner, ledger),
+				"the role may not write table %s, which says what the former slot has read", ledger)
+		}
 	}
 	return nil
 }
@@ -39,7 +42,7 @@ func (m *Manager) CheckForget(ctx context.Context) error {
 //
 // No run goes on meanwhile: it would write back what it has read before.
 func (m *Manager) Forget(ctx context.Context) error {
-	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger {
+	if _, err := m.readLedger(ctx); err != nil || len(m.ledgers) == 0 {
 		return err
 	}
 	if err := m.alone(ctx); err != nil {
@@ -47,24 +50,29 @@ func (m *Manager) Forget(ctx context.Context) error {
 	}
 	defer m.end(ctx)
 	err := m.inTx(ctx, func(tx pgx.Tx) error {
-		// sealed_at: for seal, which takes partitions without it for those of the stream that there is
-		_, err := tx.Exec(ctx, "UPDATE "+m.ledger()+` SET made = false, stream_created = NULL,
-				stream_seq = NULL, sealed_at = coalesce(sealed_at, clock_timestamp())
-			WHERE root = $1 AND horizon IS NULL AND state IN ('ahead', 'attached', 'detaching', 'sealed')`,
-			m.root.Quoted())
-		if err != nil {
-			return err
+		for _, ledger := range m.ledgers {
+			// sealed_at: for seal, which takes partitions without it for those of the stream that there is
+			_, err := tx.Exec(ctx, "UPDATE "+ledger+` l SET made = false, stream_created = NULL,
+					stream_seq = NULL, sealed_at = coalesce(sealed_at, clock_timestamp())
+				WHERE `+catalog.OfRoot+` AND horizon IS NULL
+					AND state IN ('ahead', 'attached', 'detaching', 'sealed')`, m.root.OID, m.root.Quoted())
+			if err != nil {
+				return err
+			}
+			// all transactions that begin from now on are read by the new slot
+			_, err = tx.Exec(ctx, "UPDATE "+ledger+` l SET oid = $1, state = 'sealed', stream_created = NULL,
+					stream_seq = NULL, horizon = pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+					fence = pg_current_wal_insert_lsn(), sealed_at = clock_timestamp(),
+					system_id = (SELECT system_identifier::text FROM pg_control_system())
+				WHERE `+catalog.OfRoot+` AND name = $3`, m.root.OID, m.root.Quoted(), baseline)
+			if err != nil {
+				return err
+			}
 		}
-		// all transactions that begin from now on are read by the new slot
-		_, err = tx.Exec(ctx, "UPDATE "+m.ledger()+` SET oid = $3, state = 'sealed', stream_created = NULL,
-				stream_seq = NULL, horizon = pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-				fence = pg_current_wal_insert_lsn(), sealed_at = clock_timestamp(),
-				system_id = (SELECT system_identifier::text FROM pg_control_system())
-			WHERE root = $1 AND name = $2`, m.root.Quoted(), baseline, m.root.OID)
-		return err
+		return nil
 	})
 	if err != nil {
-		return m.explain("write table "+m.ledger(), err)
+		return m.explain("write table of states", err)
 	}
 	return nil
 }

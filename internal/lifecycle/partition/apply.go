@@ -118,7 +118,7 @@ func worst(all []error) error {
 	return nil
 }
 
-// begin takes the advisory lock and makes the table of states.
+// begin takes the advisory lock and makes the table of states what it has to be.
 func (m *Manager) begin(ctx context.Context) error {
 	if err := m.alone(ctx); err != nil {
 		return err
@@ -126,14 +126,7 @@ func (m *Manager) begin(ctx context.Context) error {
 	if _, err := m.readLedger(ctx); err != nil {
 		return err
 	}
-	if m.hasLedger && (m.newLedger || !m.Partitioned()) {
-		return nil
-	}
-	if err := m.inTx(ctx, func(tx pgx.Tx) error { return m.makeLedger(ctx, tx) }); err != nil {
-		return m.explain("make table "+m.ledger(), err)
-	}
-	_, err := m.readLedger(ctx) // whose is it?
-	return err
+	return m.takeUp(ctx)
 }
 
 // A process that has the advisory lock, or locks of a transaction, tells PostgreSQL so often that it is
@@ -228,8 +221,16 @@ func (m *Manager) retry(ctx context.Context, do func() error) error {
 	}
 }
 
-// register notes the partitions that are attached, and when rows were last written to them.
+// register notes the partitions that are attached, when rows were last written to them, and new names.
 func (m *Manager) register(ctx context.Context, s *situation) error {
+	err := m.inTx(ctx, func(tx pgx.Tx) error { return m.registerAll(ctx, tx, s) })
+	if err != nil {
+		return m.explain("write table "+m.ledger(), err)
+	}
+	return nil
+}
+
+func (m *Manager) registerAll(ctx context.Context, tx pgx.Tx, s *situation) error {
 	for _, p := range s.all {
 		before := *p
 		switch {
@@ -250,14 +251,15 @@ func (m *Manager) register(ctx context.Context, s *situation) error {
 			p.Inserts, p.QuietSince = &p.Written, s.Now
 		}
 		if p.Known && before.State == p.State && before.Inserts == p.Inserts &&
-			before.AttachXID == p.AttachXID && before.System == p.System && p.System == s.System {
+			before.AttachXID == p.AttachXID && before.System == p.System && p.System == s.System &&
+			p.noted == p.Name {
 			continue
 		}
 		if p.Attached || p.State == Kept {
 			p.System = s.System
 		}
-		if err := m.note(ctx, m.conn, p); err != nil {
-			return m.explain("write table "+m.ledger(), err)
+		if err := m.note(ctx, tx, p); err != nil {
+			return err
 		}
 		p.Known = true
 	}
@@ -299,31 +301,25 @@ func (m *Manager) note(ctx context.Context, q execer, p *Partition) error {
 		text := p.Fence.String()
 		fence = &text
 	}
-	args := []any{m.root.Quoted(), p.Name, p.OID, string(p.State), p.Made, null(p.Lower), null(p.Upper), fence,
+	_, err := q.Exec(ctx, `WITH renamed AS (DELETE FROM `+m.ledger()+` WHERE root = $1 AND name = $21
+			AND name <> $2 AND oid = $3)
+		INSERT INTO `+m.ledger()+` AS l (root, root_oid, name, oid, state, made, lower, upper, fence,
+			horizon, system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created,
+			stream_seq, inserts, quiet_since, sealed_at, attach_xid, detach_xmin)
+		VALUES ($1, $22, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9::bigint, 0), $10, $11, $12, $13,
+			nullif($14, ''), $15, $16, $17, $18, $19, $20, nullif($23::bigint, 0), nullif($24::bigint, 0))
+		ON CONFLICT (root, name) DO UPDATE SET (root_oid, oid, state, made, lower, upper, fence, horizon,
+			system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created, stream_seq, inserts,
+			quiet_since, sealed_at, attach_xid, detach_xmin, changed_at) = (excluded.root_oid, excluded.oid,
+			excluded.state, excluded.made, excluded.lower, excluded.upper, excluded.fence, excluded.horizon,
+			excluded.system_id, excluded.rows, excluded.hash, excluded.verified_rows, excluded.verified_hash,
+			excluded.accepted, excluded.stream_created, excluded.stream_seq, excluded.inserts,
+			excluded.quiet_since, excluded.sealed_at, excluded.attach_xid, excluded.detach_xmin,
+			CASE WHEN l.state = excluded.state THEN l.changed_at ELSE now() END)`,
+		m.root.Quoted(), p.Name, p.OID, string(p.State), p.Made, null(p.Lower), null(p.Upper), fence,
 		p.Horizon, p.System, p.SealedSum.Rows, p.SealedSum.Hash, verifiedRows, verifiedHash, p.Accepted,
 		null(p.Stream.Created), int64(p.Stream.LastSeq), p.Inserts, null(p.QuietSince), null(p.Sealed),
-		p.noted}
-	var columns, values, update string
-	if m.Partitioned() { // of a plain table a role need not own the table of states
-		columns, values = ", attach_xid, detach_xmin", ", nullif($22::bigint, 0), nullif($23::bigint, 0)"
-		update = ", attach_xid = excluded.attach_xid, detach_xmin = excluded.detach_xmin"
-		args = append(args, p.AttachXID, p.DetachXmin)
-	}
-	_, err := q.Exec(ctx, `WITH renamed AS (DELETE FROM `+m.ledger()+` WHERE root = $1 AND name = $21
-			AND name <> $2)
-		INSERT INTO `+m.ledger()+` AS l (root, name, oid, state, made, lower, upper, fence,
-			horizon, system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created,
-			stream_seq, inserts, quiet_since, sealed_at`+columns+`)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9::bigint, 0), $10, $11, $12, $13,
-			nullif($14, ''), $15, $16, $17, $18, $19, $20`+values+`)
-		ON CONFLICT (root, name) DO UPDATE SET (oid, state, made, lower, upper, fence, horizon, system_id,
-			rows, hash, verified_rows, verified_hash, accepted, stream_created, stream_seq, inserts,
-			quiet_since, sealed_at, changed_at) = (excluded.oid, excluded.state, excluded.made, excluded.lower,
-			excluded.upper, excluded.fence, excluded.horizon, excluded.system_id, excluded.rows, excluded.hash,
-			excluded.verified_rows, excluded.verified_hash, excluded.accepted,
-			excluded.stream_created, excluded.stream_seq, excluded.inserts, excluded.quiet_since,
-			excluded.sealed_at, CASE WHEN l.state = excluded.state THEN l.changed_at ELSE now() END)`+update,
-		args...)
+		p.noted, m.root.OID, p.AttachXID, p.DetachXmin)
 	if err == nil {
 		p.noted = p.Name
 	}

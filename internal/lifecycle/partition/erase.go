@@ -75,6 +75,14 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 		return cut, err
 	}
 	defer m.end(ctx)
+	if _, err := m.readLedger(ctx); err != nil {
+		return cut, err
+	}
+	if len(m.ledgers) > 0 {
+		if err := m.takeUp(ctx); err != nil {
+			return cut, err
+		}
+	}
 	task := progress.Count(ctx, "deleting the rows of the document from "+m.root.Quoted(), "rows", 0)
 	defer task.End()
 	for range eraseTries {
@@ -166,23 +174,23 @@ func (m *Manager) leaves(ctx context.Context) (attached, detached []string, err 
 // of the former server, until a run finds the partitions by their names: until then some would be passed
 // over.
 func (m *Manager) sameServer(ctx context.Context) error {
-	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger {
+	if _, err := m.readLedger(ctx); err != nil {
 		return err
 	}
-	var name string
-	err := m.conn.QueryRow(ctx, `SELECT name FROM `+m.ledger()+` WHERE root = $1
-		AND CASE WHEN horizon IS NULL AND state NOT IN ('ahead', 'attached', 'dropped', 'kept')
-			THEN to_regclass(name) IS NOT NULL END
-		AND system_id <> (SELECT system_identifier::text FROM pg_control_system())
-		ORDER BY lower, name LIMIT 1`,
-		m.root.Quoted()).Scan(&name)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
+	for _, ledger := range m.ledgers {
+		var name string
+		err := m.conn.QueryRow(ctx, `SELECT name FROM `+ledger+` l WHERE `+catalog.OfRoot+`
+			AND CASE WHEN horizon IS NULL AND state NOT IN ('ahead', 'attached', 'dropped', 'kept')
+				THEN to_regclass(name) IS NOT NULL END
+			AND NOT `+catalog.Here+` ORDER BY lower, name LIMIT 1`, m.root.OID, m.root.Quoted()).Scan(&name)
+		switch {
+		case err == nil:
+			return unfound(name, "is known by the OID that it had in another database cluster")
+		case !errors.Is(err, pgx.ErrNoRows):
+			return m.explain("read table "+ledger, err)
+		}
 	}
-	if err != nil {
-		return m.explain("read table "+m.ledger(), err)
-	}
-	return unfound(name, "is known by the OID that it had in another database cluster")
+	return nil
 }
 
 // unfound is the fault of a detached partition of which it is not certain which table it is.

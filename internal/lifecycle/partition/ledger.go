@@ -32,10 +32,12 @@ const (
 // maxHistory is how many partitions that are gone stay in the table of states.
 const maxHistory = 1000
 
-// ledgerColumns are those of the table of states. Of a plain table each row is a fence: its horizon is the
+// ledgerColumns are those of the table of states. The outbox is known by root_oid, and by its name only where
+// that is of another database (catalog.OfRoot). Of a plain table each row is a fence: its horizon is the
 // oldest transaction that was open when it was set.
 const ledgerColumns = `
   root text NOT NULL,
+  root_oid oid,
   name text NOT NULL,
   oid oid NOT NULL,
   state text NOT NULL,
@@ -66,14 +68,16 @@ func (m *Manager) ledger() string {
 
 // makeLedger makes the table of states. It belongs to the outbox's owner, because what it says is believed.
 func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
-	for _, sql := range []string{
-		"CREATE TABLE IF NOT EXISTS " + m.ledger() + " (" + ledgerColumns + "\n)",
-		// it was made before there were these
-		"ALTER TABLE " + m.ledger() + " ADD COLUMN IF NOT EXISTS attach_xid bigint, " +
-			"ADD COLUMN IF NOT EXISTS detach_xmin bigint",
-		"ALTER TABLE " + m.ledger() + " OWNER TO " + postgres.Quote(m.root.Owner),
-		"GRANT SELECT ON " + m.ledger() + " TO PUBLIC", // who repairs has to know what is detached
-	} {
+	statements := []string{"ALTER TABLE " + m.ledger() + " ADD COLUMN IF NOT EXISTS root_oid oid, " +
+		"ADD COLUMN IF NOT EXISTS attach_xid bigint, ADD COLUMN IF NOT EXISTS detach_xmin bigint"}
+	if !m.hasLedger {
+		statements = []string{
+			"CREATE TABLE IF NOT EXISTS " + m.ledger() + " (" + ledgerColumns + "\n)",
+			"ALTER TABLE " + m.ledger() + " OWNER TO " + postgres.Quote(m.root.Owner),
+			"GRANT SELECT ON " + m.ledger() + " TO PUBLIC", // who repairs has to know what is detached
+		}
+	}
+	for _, sql := range statements {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return m.explain("make table "+m.ledger(), err)
 		}
@@ -81,38 +85,105 @@ func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// takeUp makes the table of states if there is none, or it is one of an older version, and gives all rows of
+// the outbox the name that it has now. Those that were left behind in another schema come along.
+func (m *Manager) takeUp(ctx context.Context) error {
+	if m.hasLedger && !m.oldLedger && len(m.stale) == 0 {
+		return nil
+	}
+	err := m.inTx(ctx, func(tx pgx.Tx) error {
+		if !m.hasLedger || m.oldLedger {
+			if err := m.makeLedger(ctx, tx); err != nil {
+				return err
+			}
+		}
+		// an outbox that had this name before, and has not been seen since
+		_, err := tx.Exec(ctx, "UPDATE "+m.ledger()+" l SET root = concat(l.root, ' of OID ', l.root_oid) "+
+			"WHERE l.root = $2 AND NOT ("+catalog.OfRoot+")", m.root.OID, m.root.Quoted())
+		for _, from := range m.stale {
+			if err != nil {
+				break
+			}
+			_, err = tx.Exec(ctx, `WITH taken AS (DELETE FROM `+from+` l WHERE `+catalog.OfRoot+`
+					RETURNING l.*, `+catalog.Here+` AS here)
+				INSERT INTO `+m.ledger()+` (root, root_oid, system_id, `+ledgerRest+`, attach_xid, detach_xmin)
+				SELECT $2, $1, CASE WHEN here THEN system_id ELSE '' END, `+ledgerRest+`,
+					(to_jsonb(t)->>'attach_xid')::bigint, (to_jsonb(t)->>'detach_xmin')::bigint FROM taken t
+				ON CONFLICT (root, name) DO NOTHING`, m.root.OID, m.root.Quoted())
+		}
+		return err
+	})
+	if err != nil {
+		return m.explain("write table "+m.ledger(), err)
+	}
+	_, err = m.readLedger(ctx) // whose is it?
+	return err
+}
+
+// ledgerRest are the columns of the table of states beside those that say which outbox it is, and those that
+// one of an older version lacks.
+const ledgerRest = `name, oid, state, made, lower, upper, fence, horizon, rows, hash, verified_rows,
+	verified_hash, accepted, stream_created, stream_seq, inserts, quiet_since, sealed_at, changed_at`
+
 // readLedger reads the states; nothing where there is no table of them yet.
 func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error) {
 	var owner string
-	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), EXISTS (SELECT FROM pg_attribute a
-			WHERE a.attrelid = c.oid AND a.attname = 'detach_xmin') FROM pg_class c JOIN pg_namespace n
-		ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, m.root.Schema,
-		catalog.PartitionStates).Scan(&owner, &m.newLedger)
-	if errors.Is(err, pgx.ErrNoRows) {
-		m.hasLedger = false
-		return map[string]*Partition{}, nil
-	}
-	if err != nil {
+	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), 3 > (SELECT count(*) FROM pg_attribute a
+			WHERE a.attrelid = c.oid AND a.attname IN ('root_oid', 'attach_xid', 'detach_xmin')
+				AND NOT a.attisdropped)
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2`, m.root.Schema, catalog.PartitionStates).
+		Scan(&owner, &m.oldLedger)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("read the owner of table %s: %w", m.ledger(), err)
 	}
-	if owner != m.root.Owner {
-		return nil, postgres.Fatal(nil, "foreign_owner", "Find out who made it and why, then drop it, or "+
-			"give it to "+m.root.Owner+" with ALTER TABLE ... OWNER TO",
-			"table %s belongs to role %q, the outbox to %q", m.ledger(), owner, m.root.Owner)
+	if m.hasLedger = err == nil; m.hasLedger && owner != m.root.Owner {
+		return nil, catalog.ForeignKept(m.ledger(), owner, m.root.Owner)
 	}
-	m.hasLedger = true
-	rows, err := m.conn.Query(ctx, `SELECT name, oid, state, made, lower, upper, coalesce(fence::text, ''),
-			coalesce(horizon, 0), system_id, coalesce(rows, 0), coalesce(hash, ''), verified_rows,
-			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
-			coalesce(quiet_since, now()), sealed_at, changed_at, coalesce((to_jsonb(l)->>'attach_xid')::bigint, 0),
-			coalesce((to_jsonb(l)->>'detach_xmin')::bigint, 0)
-		FROM `+m.ledger()+` l WHERE root = $1 AND state <> 'dropped'`, m.root.Quoted())
+	kept, err := catalog.Beside(ctx, m.conn, m.root.Table, catalog.PartitionStates)
 	if err != nil {
-		return nil, m.explain("read table "+m.ledger(), err)
+		return nil, err
 	}
 	all := map[string]*Partition{}
-	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Partition, error) {
+	m.ledgers, m.stale = nil, nil
+	for _, k := range kept {
+		found, stale, err := m.readStates(ctx, k)
+		if err != nil {
+			return nil, m.explain("read table "+k.Table, err)
+		}
+		if k.Own || len(found) > 0 {
+			m.ledgers = append(m.ledgers, k.Table)
+		}
+		if stale {
+			m.stale = append(m.stale, k.Table)
+		}
+		for _, p := range found {
+			if all[p.Name] == nil {
+				all[p.Name] = p
+			}
+		}
+	}
+	return all, nil
+}
+
+// readStates reads the outbox's rows of a table of states, and whether one of them has to be taken up.
+func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Partition, stale bool,
+	err error) {
+	rows, err := m.conn.Query(ctx, `SELECT name, oid, state, made, lower, upper, coalesce(fence::text, ''),
+			coalesce(horizon, 0), CASE WHEN `+catalog.Here+` THEN system_id ELSE '' END, coalesce(rows, 0),
+			coalesce(hash, ''), verified_rows,
+			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
+			coalesce(quiet_since, now()), sealed_at, changed_at,
+			coalesce((to_jsonb(l)->>'attach_xid')::bigint, 0), coalesce((to_jsonb(l)->>'detach_xmin')::bigint, 0),
+			root <> $2 OR (to_jsonb(l)->>'root_oid')::oid IS DISTINCT FROM $1
+		FROM `+k.Table+` l WHERE `+catalog.OfRoot+` AND state <> 'dropped'`, m.root.OID, m.root.Quoted())
+	if err != nil {
+		return nil, false, err
+	}
+	stale = !k.Own
+	found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Partition, error) {
 		p := &Partition{Known: true}
+		var old bool
 		var fence, verifiedHash string
 		var verifiedRows *int64
 		var seq int64
@@ -120,7 +191,7 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
 			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
 			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed, &p.AttachXID,
-			&p.DetachXmin)
+			&p.DetachXmin, &old)
 		if err != nil {
 			return nil, err
 		}
@@ -130,18 +201,13 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 			p.Verified = &Sum{Rows: *verifiedRows, Hash: verifiedHash}
 		}
 		p.noted = p.Name
+		stale = stale || old
 		if fence != "" {
 			p.Fence, err = outbox.ParseLSN(fence)
 		}
 		return p, err
 	})
-	if err != nil {
-		return nil, m.explain("read table "+m.ledger(), err)
-	}
-	for _, p := range found {
-		all[p.Name] = p
-	}
-	return all, nil
+	return found, stale && len(found) > 0, err
 }
 
 // moment is a time of the table of states: the zero one for NULL.

@@ -71,8 +71,10 @@ type Manager struct {
 	cfg       Config
 	conn      *pgx.Conn
 	root      Root
-	hasLedger bool
-	newLedger bool       // it has all columns
+	hasLedger bool       // in the outbox's schema
+	oldLedger bool       // it lacks a column
+	ledgers   []string   // with rows of the outbox, and that one
+	stale     []string   // those with rows that have to be taken up
 	published *published // nil: the stream was not read yet
 	o         Options
 }

@@ -36,21 +36,42 @@ func Look(ctx context.Context, q catalog.Querier, t catalog.Table, others []stri
 	if err := s.ranges(ctx, q, t); err != nil {
 		return s, fmt.Errorf("read the partitions of %s: %w", t.Quoted(), err)
 	}
-	states := pgx.Identifier{t.Schema, catalog.PartitionStates}.Sanitize()
-	err = q.QueryRow(ctx, `SELECT coalesce(has_table_privilege(c.oid, 'SELECT'), false) FROM (VALUES
-		(to_regclass($1))) c(oid)`, states).Scan(&s.Managed)
-	if err != nil || !s.Managed {
+	kept, err := catalog.Beside(ctx, q, t, catalog.PartitionStates)
+	if err != nil {
 		return s, err
 	}
+	for _, states := range kept {
+		if !states.Readable {
+			continue
+		}
+		if err := s.states(ctx, q, t, states, others); err != nil {
+			return s, fmt.Errorf("read table %s: %w", states.Table, err)
+		}
+	}
+	slices.SortStableFunc(s.Blocked, func(a, b Blocked) int { return a.Since.Compare(b.Since) })
+	return s, nil
+}
+
+// states reads which fences of a table of states slots have not confirmed.
+func (s *Survey) states(ctx context.Context, q catalog.Querier, t catalog.Table, states catalog.Kept,
+	others []string) error {
+	var some bool
+	err := q.QueryRow(ctx, "SELECT $3::boolean OR EXISTS (SELECT FROM "+states.Table+" l WHERE "+
+		catalog.OfRoot+")", t.OID, t.Quoted(), states.Own).Scan(&some)
+	if err != nil || !some {
+		return err
+	}
+	s.Managed = true
 	slots, err := ReadSlots(ctx, q, others)
 	if err != nil {
-		return s, err
+		return err
 	}
-	rows, err := q.Query(ctx, `SELECT name, fence::text, sealed_at FROM `+states+` WHERE root = $1
-		AND state IN ('sealed', 'durable', 'archived', 'verified') AND fence IS NOT NULL AND sealed_at IS NOT NULL
-		AND name <> $2 ORDER BY sealed_at LIMIT 1000`, t.Quoted(), baseline)
+	rows, err := q.Query(ctx, `SELECT name, fence::text, sealed_at FROM `+states.Table+` l WHERE `+
+		catalog.OfRoot+` AND state IN ('sealed', 'durable', 'archived', 'verified') AND fence IS NOT NULL
+			AND sealed_at IS NOT NULL AND name <> $3 ORDER BY sealed_at LIMIT 1000`, t.OID, t.Quoted(),
+		baseline)
 	if err != nil {
-		return s, fmt.Errorf("read table %s: %w", states, err)
+		return err
 	}
 	var name, text string
 	var since time.Time
@@ -63,10 +84,7 @@ func Look(ctx context.Context, q catalog.Querier, t catalog.Table, others []stri
 		}
 		return err
 	})
-	if err != nil {
-		return s, fmt.Errorf("read table %s: %w", states, err)
-	}
-	return s, nil
+	return err
 }
 
 func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table) error {
