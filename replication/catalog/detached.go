@@ -14,10 +14,11 @@ import (
 const PartitionStates = "outflow_partitions"
 
 // The conditions of the rows l of a table that Outflow keeps beside an outbox. They have the outbox's name as
-// root, its OID as root_oid (an older version had no such column), and the cluster that the OID is of.
+// root, its OID as root_oid (an older version had no such column), and the cluster that the OID is of as
+// root_system, or as system_id.
 const (
 	// Here holds where OIDs of the row are of this database, not of one that it was restored from.
-	Here = `(l.system_id = (SELECT system_identifier::text FROM pg_control_system()) AND
+	Here = `(coalesce(to_jsonb(l)->>'root_system', l.system_id) = (SELECT system_identifier::text FROM pg_control_system()) AND
 		(to_jsonb(l)->>'root_oid' IS NULL OR
 			EXISTS (SELECT FROM pg_class r WHERE r.oid = (to_jsonb(l)->>'root_oid')::oid)))`
 	// OfRoot holds where the row is of the outbox with OID $1 and name $2: by its OID, which it keeps under
@@ -28,6 +29,7 @@ const (
 
 // A Kept table is one that Outflow keeps beside an outbox.
 type Kept struct {
+	Schema   string
 	Table    string // schema and name, quoted
 	Own      bool   // it is in the outbox's schema
 	Readable bool   // by this role
@@ -45,9 +47,8 @@ func Beside(ctx context.Context, q Querier, t Table, name string) (all []Kept, e
 		WHERE own OR readable ORDER BY NOT own, nspname`, t.OID, name)
 	if err == nil {
 		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (k Kept, err error) {
-			var schema string
-			err = row.Scan(&schema, &k.Own, &k.Readable)
-			k.Table = pgx.Identifier{schema, name}.Sanitize()
+			err = row.Scan(&k.Schema, &k.Own, &k.Readable)
+			k.Table = pgx.Identifier{k.Schema, name}.Sanitize()
 			return k, err
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,8 @@ const Table = "outflow_erasures"
 
 const columns = `
   root text NOT NULL,
+  root_oid oid,
+  root_system text,
   slot text NOT NULL,
   request text NOT NULL,
   document bytea NOT NULL,
@@ -60,6 +63,7 @@ type Record struct {
 	Request  string
 	Document []byte // HMAC of its name
 	key      []byte
+	rows     string // the table that has the hashes of what was erased
 	System   string // system identifier
 	Stream   string
 	Created  time.Time // of the stream, in PostgreSQL's precision
@@ -191,6 +195,63 @@ func exists(ctx context.Context, q catalog.Querier, root catalog.Table) (bool, e
 	return n == 2, err
 }
 
+// tables are those that have requests of an outbox: also where it was moved to another schema and has left
+// them behind.
+func tables(ctx context.Context, q catalog.Querier, root catalog.Table) ([]catalog.Kept, error) {
+	there, err := exists(ctx, q, root)
+	if err != nil {
+		return nil, err
+	}
+	all, err := catalog.Beside(ctx, q, root, Table)
+	return slices.DeleteFunc(all, func(k catalog.Kept) bool { return k.Own && !there }), err
+}
+
+// takeUp gives all requests of the outbox the name that it has now, in its schema.
+func (l *Ledger) takeUp(ctx context.Context) error {
+	var old bool
+	err := l.conn.QueryRow(ctx, "SELECT NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1::regclass "+
+		"AND attname = 'root_oid')", l.table).Scan(&old)
+	if err == nil && old { // an older version made it
+		_, err = l.conn.Exec(ctx, "ALTER TABLE "+l.table+" ADD COLUMN IF NOT EXISTS root_oid oid, "+
+			"ADD COLUMN IF NOT EXISTS root_system text")
+	}
+	if err == nil {
+		_, err = l.conn.Exec(ctx, "UPDATE "+l.table+" l SET root = $2, root_oid = $1, root_system = "+system+
+			" WHERE "+catalog.OfRoot+" AND (root, root_oid, root_system) IS DISTINCT FROM ($2, $1, "+system+
+			")", l.root.OID, l.root.Quoted())
+	}
+	if err != nil {
+		return l.explain("write table "+l.table, err)
+	}
+	kept, err := tables(ctx, l.conn, l.root)
+	for _, k := range kept {
+		if err != nil || k.Own {
+			continue
+		}
+		if _, err = l.conn.Exec(ctx, `WITH taken AS (DELETE FROM `+k.Table+` l WHERE `+catalog.OfRoot+`
+				RETURNING l.*), erased AS (DELETE FROM `+rowsOf(k)+` e USING taken t
+				WHERE e.slot = t.slot AND e.request = t.request RETURNING e.*), noted AS (
+				INSERT INTO `+l.rows+` (sum, slot, request) SELECT sum, slot, request FROM erased
+				ON CONFLICT DO NOTHING)
+			INSERT INTO `+l.table+` (root, root_oid, root_system, `+rest+`)
+			SELECT $2, $1, `+system+`, `+rest+` FROM taken
+			ON CONFLICT DO NOTHING`, l.root.OID, l.root.Quoted()); err != nil {
+			err = l.explain("write table "+k.Table, err)
+		}
+	}
+	return err
+}
+
+// system is the identifier of the server that the connection is to, as SQL.
+const system = "(SELECT system_identifier::text FROM pg_control_system())"
+
+// rest are the columns of the table of requests beside those that say which outbox it is.
+const rest = `slot, request, document, key, system_id, stream, stream_created, notified, rows, cut,
+	cut_sequence, sequences, archived, copies, parked, certificate, requested_at, finished_at`
+
+// rowsOf is the table of what was erased that belongs to one of requests.
+func rowsOf(k catalog.Kept) string { return pgx.Identifier{k.Schema, RowsTable}.Sanitize() }
+
 // ownerOf is who owns a table; "": there is none.
 func ownerOf(ctx context.Context, q catalog.Querier, schema, name string) (owner string, err error) {
 	err = q.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n
@@ -206,14 +267,20 @@ func ownerOf(ctx context.Context, q catalog.Querier, schema, name string) (owner
 
 // Find reads a request; nil if there is none. One of another document is refused.
 func (l *Ledger) Find(ctx context.Context, request, doc string) (*Record, error) {
-	there, err := exists(ctx, l.conn, l.root)
-	if err != nil || !there {
+	kept, err := tables(ctx, l.conn, l.root)
+	if err != nil {
 		return nil, err
 	}
-	all, err := read(ctx, l.conn, l.table, "slot = $1 AND request = $2", l.slot, request)
+	var all []*Record
+	for _, k := range kept {
+		some, err := read(ctx, l.conn, k, "slot = $4 AND request = $5 AND ($3::boolean OR "+catalog.OfRoot+
+			")", l.root.OID, l.root.Quoted(), k.Own, l.slot, request)
+		if err != nil {
+			return nil, l.explain("read table "+k.Table, err)
+		}
+		all = append(all, some...)
+	}
 	switch {
-	case err != nil:
-		return nil, l.explain("read table "+l.table, err)
 	case len(all) == 0:
 		return nil, nil
 	case !all[0].Is(doc):
@@ -227,16 +294,17 @@ func (l *Ledger) Find(ctx context.Context, request, doc string) (*Record, error)
 func (r *Record) Is(doc string) bool { return hmac.Equal(r.Document, sum(r.key, doc)) }
 
 // read reads requests, the oldest first.
-func read(ctx context.Context, q catalog.Querier, table, condition string, args ...any) ([]*Record, error) {
+func read(ctx context.Context, q catalog.Querier, k catalog.Kept, condition string, args ...any) ([]*Record,
+	error) {
 	rows, err := q.Query(ctx, `SELECT slot, request, document, key, system_id, stream, stream_created,
 			coalesce(notified, ''), rows, coalesce(cut::text, ''), coalesce(cut_sequence, 0), sequences,
 			archived, copies, parked, requested_at, finished_at
-		FROM `+table+` WHERE `+condition+` ORDER BY requested_at, slot, request`, args...)
+		FROM `+k.Table+` l WHERE `+condition+` ORDER BY requested_at, slot, request`, args...)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Record, error) {
-		r := &Record{}
+		r := &Record{rows: rowsOf(k)}
 		var copies []byte
 		var cut, sequences string
 		var seq int64
@@ -261,7 +329,7 @@ func read(ctx context.Context, q catalog.Querier, table, condition string, args 
 			r.Erased, err = outbox.ParseSequences(sequences)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("request %q of table %s: %w", r.Request, table, err)
+			return nil, fmt.Errorf("request %q of table %s: %w", r.Request, k.Table, err)
 		}
 		return r, nil
 	})
@@ -275,12 +343,15 @@ func sum(key []byte, doc string) []byte {
 	return h.Sum(nil)
 }
 
-// Begin notes a request, or finds it.
-func (l *Ledger) Begin(ctx context.Context, request, doc, system, stream string, created time.Time) (*Record,
+// Begin notes a request of a system, or finds it.
+func (l *Ledger) Begin(ctx context.Context, request, doc, of, stream string, created time.Time) (*Record,
 	error) {
 	there, err := exists(ctx, l.conn, l.root)
 	if err == nil && !there {
 		err = l.make(ctx)
+	}
+	if err == nil {
+		err = l.takeUp(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -290,8 +361,10 @@ func (l *Ledger) Begin(ctx context.Context, request, doc, system, stream string,
 		return nil, err
 	}
 	_, err = l.conn.Exec(ctx, `INSERT INTO `+l.table+` (root, slot, request, document, key, system_id, stream,
-			stream_created) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING`,
-		l.root.Quoted(), l.slot, request, sum(key, doc), key, system, stream, created)
+			stream_created, root_oid, root_system)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, `+system+`) ON CONFLICT DO NOTHING`,
+		l.root.Quoted(), l.slot, request, sum(key, doc), key, of, stream, created,
+		l.root.OID)
 	if err != nil {
 		return nil, l.explain("write table "+l.table, err)
 	}

@@ -16,20 +16,27 @@ import (
 
 // Read reads all requests of an outbox, of every slot; none where nobody ever asked for an erasure.
 func Read(ctx context.Context, q catalog.Querier, root catalog.Table) ([]*Record, error) {
-	there, err := exists(ctx, q, root)
-	if err != nil || !there {
+	kept, err := tables(ctx, q, root)
+	if err != nil {
 		return nil, err
 	}
-	all, err := read(ctx, q, beside(root, Table), "root = $1", root.Quoted())
-	return all, mayNotRead(root, err)
+	var all []*Record
+	for _, k := range kept {
+		some, err := read(ctx, q, k, catalog.OfRoot, root.OID, root.Quoted())
+		if err != nil {
+			return nil, mayNotRead(root, k.Table+", "+rowsOf(k), err)
+		}
+		all = append(all, some...)
+	}
+	slices.SortStableFunc(all, func(a, b *Record) int { return a.Requested.Compare(b.Requested) })
+	return all, nil
 }
 
-// mayNotRead explains that the role may not read the tables.
-func mayNotRead(root catalog.Table, err error) error {
+// mayNotRead explains that the role may not read tables.
+func mayNotRead(root catalog.Table, tables string, err error) error {
 	if postgres.SQLState(err) != postgres.StateInsufficientPrivilege {
 		return err
 	}
-	tables := beside(root, Table) + ", " + beside(root, RowsTable)
 	return postgres.Fatal(err, "no_right", "GRANT SELECT ON "+tables+" TO it",
 		"the role may not read what was erased from %s", root.Quoted())
 }
@@ -50,8 +57,8 @@ func FindBack(ctx context.Context, snap *tablesnapshot.Snapshot, q tablesnapshot
 		return back, nil
 	}
 	root := snap.Table()
-	for slot, of := range bySlot(all) {
-		err := snap.Noted(ctx, q, beside(root, RowsTable), "noted.slot = "+postgres.Literal(slot),
+	for at, of := range byPlace(all) {
+		err := snap.Noted(ctx, q, at.rows, "noted.slot = "+postgres.Literal(at.slot),
 			func(n tablesnapshot.Noted) error {
 				if r := of[n.Request]; r == nil || !r.Is(n.Doc) {
 					return nil
@@ -64,21 +71,25 @@ func FindBack(ctx context.Context, snap *tablesnapshot.Snapshot, q tablesnapshot
 				return nil
 			})
 		if err != nil {
-			return nil, mayNotRead(root, err)
+			return nil, mayNotRead(root, at.rows, err)
 		}
 	}
 	return back, nil
 }
 
-func bySlot(all []*Record) map[string]map[string]*Record {
-	slots := map[string]map[string]*Record{}
+// place is where the hashes of ids are noted.
+type place struct{ rows, slot string }
+
+func byPlace(all []*Record) map[place]map[string]*Record {
+	places := map[place]map[string]*Record{}
 	for _, r := range all {
-		if slots[r.Slot] == nil {
-			slots[r.Slot] = map[string]*Record{}
+		at := place{r.rows, r.Slot}
+		if places[at] == nil {
+			places[at] = map[string]*Record{}
 		}
-		slots[r.Slot][r.Request] = r
+		places[at][r.Request] = r
 	}
-	return slots
+	return places
 }
 
 // Has reports whether a row with that id has come back.

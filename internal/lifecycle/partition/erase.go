@@ -185,7 +185,7 @@ func (m *Manager) sameServer(ctx context.Context) error {
 			AND NOT `+catalog.Here+` ORDER BY lower, name LIMIT 1`, m.root.OID, m.root.Quoted()).Scan(&name)
 		switch {
 		case err == nil:
-			return unfound(name, "is known by the OID that it had in another database cluster")
+			return unfound(name, "is known by the OID that it had in another database")
 		case !errors.Is(err, pgx.ErrNoRows):
 			return m.explain("read table "+ledger, err)
 		}
