@@ -31,8 +31,8 @@ var table = []Finding{
 	{Code: "foreign_owner", Severity: Error, Classes: fatal,
 		Title: "An object that Outflow would use belongs to another role",
 		Hint: "Find out who made it and why. If init is to use it, give --accept-owner with that role. If " +
-			"it is a table that Outflow keeps for the outbox of another owner in the same schema, move one " +
-			"of the two outboxes to a schema of its own. Drop what nobody needs.",
+			"it is a table that Outflow keeps for the outbox of another owner in the same schema, move " +
+			"this outbox to a schema of its own. Drop what nobody needs.",
 		Runbook: "Whoever owns a table, schema, publication or function can change what is published. " +
 			"[Objects that others made](security.md#objects-that-others-made); [two outboxes in one " +
 			"schema](retention.md#the-table-of-states)."},

@@ -90,8 +90,8 @@ func foreignOwner(what, owner, why string) error {
 // It may be that of another outbox in the same schema, which needs what it says.
 func ForeignKept(table, owner, ours string) error {
 	return postgres.Fatal(nil, "foreign_owner", fmt.Sprintf("If role %[1]s has an outbox in this schema, "+
-		"leave the table to it and move one of the two outboxes to a schema of its own (ALTER TABLE ... SET "+
-		"SCHEMA), or let one role own both. If the outbox was given to %[2]s and %[1]s has none, give "+
+		"leave the table to it and move this outbox to a schema of its own (ALTER TABLE ... SET SCHEMA), or "+
+		"let one role own both. If the outbox was given to %[2]s and %[1]s has none, give "+
 		"%[2]s the table as well (ALTER TABLE ... OWNER TO). If nobody knows the table, drop it",
 		owner, ours), "table %s belongs to role %q, the outbox to %q", table, owner, ours)
 }
