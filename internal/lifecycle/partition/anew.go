@@ -79,13 +79,12 @@ func (m *Manager) Forget(ctx context.Context) error {
 
 // unshown counts rows that are older than the baseline, and of which nothing shows that they are
 // published, where there is no id column.
-func (m *Manager) unshown(ctx context.Context, t *plain, p *Partition, old string) (gone missing,
-	err error) {
+func (m *Manager) unshown(ctx context.Context, t *plain, p *Partition) (gone missing, err error) {
 	if shown(&m.cfg, t.Facts, &Partition{Fence: p.Fence, Stream: t.base.Stream}) {
 		return gone, nil
 	}
-	err = m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+m.root.Quoted()+" t WHERE "+old+" AND "+
-		behindFence(p)+" AND "+m.own()).Scan(&gone.count)
+	err = m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+m.root.Quoted()+" t WHERE "+
+		before(t.base)+" AND "+before(p)+" AND "+m.own()).Scan(&gone.count)
 	if err != nil {
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}

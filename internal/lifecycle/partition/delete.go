@@ -3,12 +3,14 @@ package partition
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
@@ -26,94 +28,11 @@ const (
 	batchPages = 256
 	least      = 2000             // rows a second that are deleted whatever the rate of the inserts
 	recheck    = 10 * time.Second // so often it is looked whether rows may still go
-	fences     = 64               // so many fences are kept for the time that rows are kept
-	oldestXID  = 1 << 30          // a fence that is so many transactions old can't be compared safely
 )
 
-// baseline is the name of the first fence in the table of states. What was written by transactions that began
-// after it came by way of a WAL that the slot has read: the fence is all that is asked of it. What is older
-// may be older than init, and is compared with the stream.
-const baseline = "baseline"
-
-// eligible are the clauses that hold for rows of a plain table. Whether they are published is asked of each
-// row that is older than the baseline. Of a shard it is the shard's own rows that go.
+// eligible are the clauses that hold for rows of a plain table. Whether they are published is asked fence by
+// fence. Of a shard it is the shard's own rows that go.
 var eligible = []string{"server", "own slot", "slots", "archive", "keep", "repairing"}
-
-// plain is what is known of a plain table.
-type plain struct {
-	*Facts
-	all     []*Partition // fences, oldest first
-	base    *Partition   // nil: none yet
-	cleared bool         // no row is older than the baseline any more
-	next    int64        // the transaction ID that comes next
-	inserts int64        // rows inserted since the statistics were reset
-	live    int64        // rows, about
-}
-
-// lookPlain reads what is known of a plain table.
-func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
-	if m.root.Strategy != "" {
-		return nil, postgres.Fatal(nil, codeKey, "Set retain.table.method to partition",
-			"table %s is partitioned: its rows go with their partitions", m.root.Quoted())
-	}
-	f, err := m.facts(ctx, m.conn)
-	if err != nil {
-		return nil, err
-	}
-	t := &plain{Facts: f}
-	known, err := m.readLedger(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = m.conn.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-			pg_stat_get_tuples_inserted($1), pg_stat_get_live_tuples($1)`, m.root.OID).
-		Scan(&t.next, &t.inserts, &t.live)
-	if err != nil {
-		return nil, fmt.Errorf("read the statistics of %s: %w", m.root.Quoted(), err)
-	}
-	for _, p := range known {
-		switch {
-		case p.Horizon == 0:
-		case p.Fence > f.WALEnd:
-			return nil, m.behind(f, p)
-		case p.System != f.System || t.next-p.Horizon > oldestXID && p.Name != baseline:
-		case p.Name == baseline:
-			if t.base, t.cleared = p, p.State == Verified; t.next-p.Horizon > oldestXID {
-				p.Horizon = t.next // of every row it is asked whether it is published
-			}
-		default:
-			t.all = append(t.all, p)
-		}
-	}
-	slices.SortFunc(t.all, func(a, b *Partition) int { return a.Sealed.Compare(b.Sealed) })
-	return t, nil
-}
-
-// fence returns the newest fence that rows may be deleted behind, or why there is none.
-func (m *Manager) fence(t *plain) (found *Partition, why, name string) {
-	why = "there is no fence yet"
-	for _, p := range t.all {
-		if t.Now.Before(p.Sealed.Add(m.cfg.Age)) {
-			if found == nil {
-				why, name = "no row is older than retain.table.age", "age"
-			}
-			break
-		}
-		reason := ""
-		for _, clause := range clauses {
-			if slices.Contains(eligible, clause.name) && reason == "" {
-				if reason = clause.fails(&m.cfg, t.Facts, p); reason != "" && found == nil {
-					why, name = reason, clause.name
-				}
-			}
-		}
-		if reason != "" {
-			break // a later one is no better
-		}
-		found = p
-	}
-	return found, why, name
-}
 
 // PlanDelete says what Delete would do, and changes nothing.
 func (m *Manager) PlanDelete(ctx context.Context) ([]Step, error) {
@@ -131,6 +50,10 @@ func (m *Manager) PlanDelete(ctx context.Context) ([]Step, error) {
 	default:
 		step.Why = fmt.Sprintf("rows of transactions before %d, which had ended by %s", p.Horizon,
 			stamp(p.Sealed))
+		if len(t.brought) > 0 && !m.cfg.Archive {
+			step.Why += fmt.Sprintf("; only the fence shows that they are published, because subscriptions "+
+				"bring rows of other servers (%s)", strings.Join(t.brought, ", "))
+		}
 	}
 	return []Step{step}, nil
 }
@@ -151,28 +74,42 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 	if t.Archive.Err != nil {
 		return nil, t.Archive.Err
 	}
+	id, ok := m.root.Column(m.cfg.ID)
+	var gone missing
+	if ok && !m.cfg.Archive { // before they are old enough: the stream does not keep its messages for ever
+		if gone, err = m.compareFences(ctx, t, id); err != nil {
+			return nil, err
+		}
+	}
+	refusal := func() error {
+		if gone.count == 0 || gone.count == m.o.AcceptUnpublished {
+			return nil
+		}
+		return m.refuse(m.root.Quoted(), gone)
+	}
 	p, why, name := m.fence(t)
 	step := Step{Partition: m.root.Quoted(), Action: Wait, Why: why, Clause: name}
 	if p == nil {
-		return []Step{step}, nil
+		return []Step{step}, refusal()
 	}
-	look := m.older
-	if m.cfg.Archive {
-		look = m.unarchived
+	switch {
+	case m.cfg.Archive:
+		gone, err = m.unarchived(ctx, t, p)
+	case !ok:
+		gone, err = m.older(ctx, t, p)
 	}
-	gone, err := look(ctx, t, p)
 	if err != nil {
 		return nil, err
 	}
 	m.o.Hit("partition.verified")
-	if gone.count > 0 && m.cfg.ID == "" && gone.count != m.o.AcceptUnpublished { // nobody knows which
-		step.Why = "nothing shows that its rows are archived"
+	if err := refusal(); err != nil && !ok { // nobody knows which
+		step.Why = "nothing shows that its rows are published"
 		m.o.Step(step)
-		return []Step{step}, m.refuse(m.root.Quoted(), gone)
+		return []Step{step}, err
 	}
 	step = Step{Partition: m.root.Quoted(), Action: Delete}
 	step.Rows, step.Why, err = m.deleteRows(ctx, t, p, gone)
-	if err == nil && step.Why == "" && gone.count > 0 && m.cfg.ID == "" && p.Horizon >= t.base.Horizon {
+	if err == nil && step.Why == "" && gone.count > 0 && !ok && p.Horizon >= t.base.Horizon {
 		// they were accepted, and what is left was written when there was the fence's stream
 		t.base.Stream = p.Stream
 		err = m.note(ctx, m.conn, t.base)
@@ -181,69 +118,22 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 		step.Why = fmt.Sprintf("%d rows of transactions before %d", step.Rows, p.Horizon)
 	}
 	m.o.Step(step)
-	if err == nil && gone.count > 0 && gone.count != m.o.AcceptUnpublished {
-		err = m.refuse(m.root.Quoted(), gone)
+	if refused := refusal(); refused != nil && (err == nil || outbox.FaultOf(err) != nil) {
+		err = refused
 	}
 	return []Step{step}, err
 }
 
-// setFence notes the oldest transaction that is open, and then the end of WAL: all before that transaction
-// have ended below it. There are as many fences as tell the time that rows are kept well enough.
-func (m *Manager) setFence(ctx context.Context, t *plain) error {
-	wait := max(m.cfg.Keep, m.cfg.Age) / fences
-	if n := len(t.all); n > 0 && t.base != nil && t.Now.Before(t.all[n-1].Sealed.Add(wait)) {
-		return nil
-	}
-	p := &Partition{OID: m.root.OID, State: Sealed, System: t.System, Inserts: &t.inserts, Stream: t.Stream}
-	err := m.conn.QueryRow(ctx, "SELECT "+
-		"pg_snapshot_xmin(pg_current_snapshot())::text::bigint").Scan(&p.Horizon)
-	if err != nil {
-		return err
-	}
-	var fence string
-	err = m.conn.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text, clock_timestamp()").
-		Scan(&fence, &p.Sealed)
-	if err != nil {
-		return err
-	}
-	if p.Fence, err = outbox.ParseLSN(fence); err != nil {
-		return err
-	}
-	p.Name = fmt.Sprintf("fence %s", p.Sealed.UTC().Format(time.RFC3339Nano))
-	if t.base == nil { // whatever begins from now on is read by the slot
-		t.base, t.cleared = &Partition{OID: m.root.OID, Name: baseline, State: Sealed, System: t.System,
-			Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed, Stream: t.Stream}, false
-		if err := m.note(ctx, m.conn, t.base); err != nil {
-			return err
-		}
-	}
-	if err := m.note(ctx, m.conn, p); err != nil {
-		return err
-	}
-	t.all = append(t.all, p)
-	t.Now = p.Sealed
-	m.o.Hit("partition.sealed")
-	return nil
-}
-
-// xid is a transaction ID as a row has it.
-func xid(full int64) string { return fmt.Sprintf("'%d'::xid", uint32(full)) }
-
-// behindFence is the condition of the rows that were written before a fence. An updated row counts as written
-// by the update.
-func behindFence(p *Partition) string { return "age(t.xmin) > age(" + xid(p.Horizon) + ")" }
-
-// older looks for rows that are older than the baseline and in no message, and loads the ids of the messages
-// where there are rows so old.
+// older counts the rows that are older than the baseline, and of which nothing shows that they are published,
+// where there is no id column.
 func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missing, err error) {
 	if t.cleared {
 		return gone, nil
 	}
 	defer progress.Wait(ctx, "looking for rows of "+m.root.Quoted()+" that are older than the first run")()
-	old := fmt.Sprintf("age(t.xmin) > age(%s)", xid(t.base.Horizon))
 	var some bool
 	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t "+
-		"WHERE "+old+")").Scan(&some)
+		"WHERE "+before(t.base)+")").Scan(&some)
 	if err != nil {
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}
@@ -251,16 +141,8 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 		t.cleared, t.base.State = true, Verified
 		return gone, m.note(ctx, m.conn, t.base)
 	}
-	c, ok := m.root.Column(m.cfg.ID)
-	if !ok { // only the fence shows it, if anything does
-		gone, err = m.unshown(ctx, t, p, old)
-		t.cleared = gone.count == 0
-		return gone, err
-	}
-	if err := m.load(ctx, periods(Period{})); err != nil {
-		return gone, err
-	}
-	return m.unknown(ctx, old+" AND "+behindFence(p), c)
+	gone, err = m.unshown(ctx, t, p)
+	return gone, err
 }
 
 // unknown counts the rows that a condition holds for, and whose ids are not loaded.
@@ -285,7 +167,7 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the archive")()
 	var n int64
 	err = m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+m.root.Quoted()+" t WHERE "+
-		behindFence(p)+" AND "+m.own()).Scan(&n)
+		before(p)+" AND "+m.own()).Scan(&n)
 	if err != nil {
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}
@@ -303,7 +185,7 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		if err := m.load(ctx, in); err != nil {
 			return gone, err
 		}
-		if gone, err = m.unknown(ctx, behindFence(p), c); err != nil || gone.count == 0 {
+		if gone, err = m.unknown(ctx, before(p), c); err != nil || gone.count == 0 {
 			return gone, err
 		}
 	}
@@ -318,19 +200,32 @@ func known(hash string) string {
 	return "EXISTS (SELECT FROM " + tablesnapshot.KnownTable + " k WHERE k.sum = " + hash + ")"
 }
 
-// deleteRows deletes what lies behind a fence, page by page.
+// mayDelete is the condition of the rows behind a fence that may be deleted.
+func (m *Manager) mayDelete(t *plain, p *Partition, gone missing) string {
+	condition := before(p) + " AND " + m.own() // those of other shards wait for their own runs
+	id, ok := m.root.Column(m.cfg.ID)
+	open := ""
+	if ok && !m.cfg.Archive {
+		open = m.unverified(t, p)
+	}
+	switch {
+	case !ok || gone.count > 0 && gone.count == m.o.AcceptUnpublished:
+	case m.published == nil: // there are no rows to be compared
+		if open != "" {
+			condition += " AND NOT " + open
+		}
+	case m.cfg.Archive:
+		condition += " AND " + known(tablesnapshot.HashOf("t", id))
+	case open != "":
+		condition += " AND (NOT " + open + " OR " + known(tablesnapshot.HashOf("t", id)) + ")"
+	}
+	return condition
+}
+
+// deleteRows deletes what lies behind a fence, page by page. Pages with rows that others refer to stay as they
+// are, and are an error at the end.
 func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone missing) (n int64, why string,
 	err error) {
-	condition := behindFence(p) + " AND " + m.own() // those of other shards wait for their own runs
-	accepted := gone.count > 0 && gone.count == m.o.AcceptUnpublished
-	switch c, ok := m.root.Column(m.cfg.ID); {
-	case !ok || accepted:
-	case m.cfg.Archive && m.published != nil: // nil: there are no rows
-		condition += " AND " + known(tablesnapshot.HashOf("t", c))
-	case !m.cfg.Archive && !t.cleared && gone.count > 0:
-		condition += fmt.Sprintf(" AND (age(t.xmin) <= age(%s) OR %s)", xid(t.base.Horizon),
-			known(tablesnapshot.HashOf("t", c)))
-	}
 	var pages int64
 	err = m.conn.QueryRow(ctx, "SELECT pg_relation_size($1) / "+
 		"current_setting('block_size')::int", m.root.OID).
@@ -340,34 +235,46 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 	}
 	sql := fmt.Sprintf(`WITH batch AS MATERIALIZED (SELECT t.ctid AS at FROM ONLY %[1]s t
 			WHERE t.ctid >= $1::text::tid AND t.ctid < $2::text::tid AND %[2]s LIMIT %[3]d FOR UPDATE SKIP LOCKED)
-		DELETE FROM ONLY %[1]s WHERE ctid = ANY (ARRAY(SELECT at FROM batch))`, m.root.Quoted(), condition, batchRows)
+		DELETE FROM ONLY %[1]s WHERE ctid = ANY (ARRAY(SELECT at FROM batch))`, m.root.Quoted(),
+		m.mayDelete(t, p, gone), batchRows)
 	rate := m.rate(t)
 	task := progress.Count(ctx, "deleting rows of "+m.root.Quoted(), "rows", 0)
 	defer task.End()
 	looked, begun := time.Now(), time.Now()
+	var referenced error
+	single := int64(0) // up to this page each is a batch of its own
 	for page := int64(0); page < pages; {
 		if m.cfg.Rows > 0 && t.live-n <= m.cfg.Rows {
-			return n, fmt.Sprintf("%d rows; the rest is within retain.table.rows", n), nil
+			return n, fmt.Sprintf("%d rows; the rest is within retain.table.rows", n), referenced
 		}
 		if time.Since(looked) > recheck {
-			f, err := m.facts(ctx, m.conn)
-			if err != nil {
+			if t.Facts, err = m.facts(ctx, m.conn); err != nil {
 				return n, "", err
 			}
-			if t.Facts = f; f.Repairing != "" {
-				return n, fmt.Sprintf("%d rows; then %s began", n, f.Repairing), nil
+			if _, reason := m.fails(t.Facts, p, eligible...); reason != "" {
+				return n, fmt.Sprintf("%d rows; then %s", n, reason), referenced
 			}
 			looked = time.Now()
 		}
-		deleted, err := m.batch(ctx, sql, page)
-		if err != nil {
+		end := page + batchPages
+		if page < single {
+			end = page + 1
+		}
+		deleted, err := m.batch(ctx, sql, page, end)
+		switch refers := m.referenced(err); {
+		case refers != nil && end > page+1:
+			single = end
+			continue
+		case refers != nil:
+			referenced = cmp.Or(referenced, refers)
+		case err != nil:
 			return n, "", m.explain("delete rows of "+m.root.Quoted(), err)
 		}
 		n += deleted
 		task.Add(deleted)
 		m.o.Hit("partition.deleted")
 		if deleted < batchRows {
-			page += batchPages
+			page = end
 		}
 		due := begun.Add(time.Duration(float64(n) / rate * float64(time.Second)))
 		if wait := time.Until(due); wait > 0 {
@@ -378,22 +285,45 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 			}
 		}
 	}
+	if at := slices.Index(t.all, p); at > 0 {
+		if err := m.join(ctx, t, 0, at); err != nil {
+			return n, "", err
+		}
+	}
 	_, err = m.conn.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND horizon < $2 AND name <> $3",
-		m.root.Quoted(), p.Horizon, baseline)
+		m.root.Quoted(), p.Horizon, baseline) // of former tables and clusters
 	if err != nil {
 		return n, "", m.explain("write table "+m.ledger(), err)
 	}
-	return n, "", nil
+	return n, "", referenced
+}
+
+// How PostgreSQL says that a row is referred to. From 18 on RESTRICT has a state of its own.
+const (
+	stateReferenced = "23503"
+	stateRestricted = "23001"
+)
+
+// referenced is the fault of rows that other rows refer to; nil: err is another one, or none.
+func (m *Manager) referenced(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != stateReferenced && pg.Code != stateRestricted {
+		return nil
+	}
+	return postgres.Fatal(err, codeReferenced, "Drop the constraint, give it ON DELETE CASCADE or SET NULL, or "+
+		"delete the rows that refer to them: rows of an outbox go when they are published",
+		"rows of %s can't be deleted, because others refer to them, and all that could go otherwise has gone: %s",
+		m.root.Quoted(), pg.Message)
 }
 
 // batch deletes at most batchRows rows of some pages. That they are gone again after a crash would be no
 // loss.
-func (m *Manager) batch(ctx context.Context, sql string, page int64) (n int64, err error) {
+func (m *Manager) batch(ctx context.Context, sql string, page, end int64) (n int64, err error) {
 	err = m.inTx(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = off"); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, sql, fmt.Sprintf("(%d,0)", page), fmt.Sprintf("(%d,0)", page+batchPages))
+		tag, err := tx.Exec(ctx, sql, fmt.Sprintf("(%d,0)", page), fmt.Sprintf("(%d,0)", end))
 		n = tag.RowsAffected()
 		return err
 	})
@@ -427,7 +357,8 @@ func (m *Manager) refuse(where string, gone missing) error {
 	}
 	return &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished, Message: message,
 		Hint: fmt.Sprintf("They are older than init, were attached with a partition, written to it when it "+
-			"was detached, or in an accepted gap of the archive. Publish them (`outflow repair --check`), "+
+			"was detached, or in an accepted gap of the archive; or the stream's limits took their messages "+
+			"before they were compared. Publish them (`outflow repair --check`), "+
 			"or let them go with `outflow partition apply --accept-unpublished %d`", gone.count)}
 }
 

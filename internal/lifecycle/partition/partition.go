@@ -397,6 +397,7 @@ const (
 	codeNeeded      = "partition_needed"
 	codeBehind      = "server_behind"
 	codeTaken       = "partition_name"
+	codeReferenced  = "partition_referenced"
 )
 
 // partman is what pg_partman does with the outbox.

@@ -34,6 +34,9 @@ type Config struct {
 	// archives, that nothing is known of here.
 	Own string
 
+	// OwnOnly: what was replicated from other servers is not published.
+	OwnOnly bool
+
 	beat time.Duration // 0: the constant
 }
 

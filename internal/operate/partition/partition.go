@@ -136,6 +136,7 @@ func (c *command) config() partition.Config {
 		Table: c.l.PGC.Table, Slot: c.cfg.Slot, ID: c.l.Layout.ID, Every: r.Table.Every, Ahead: r.Table.Ahead,
 		Slack: r.Table.Slack, Keep: r.Table.Keep, Age: r.Table.Age, Size: r.Table.Size,
 		Rows: int64(r.Table.Rows), OtherSlots: r.OtherSlots, Archive: c.cfg.Archive.URL != "",
+		OwnOnly: c.l.Layout.Mapping.OwnOnly,
 	}
 }
 

@@ -1,0 +1,333 @@
+package partition
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// A fence of a plain table is a transaction ID X and an LSN F: every transaction before X had ended below F.
+// The rows of a fence are those that transactions before its X wrote, and none before that of the fence
+// before it. Once every slot has confirmed F they are compared with the stream, by their ids, and the fence is
+// verified if each has a message: until keep has passed the stream may have removed them.
+//
+// Rows leave a fence and never come to one. An update, or a statement that rewrites the table, makes rows of a
+// later fence of them, whose ids are compared again; so nothing has to be known of who wrote a row, or when it
+// was written first. VACUUM FULL, CLUSTER and freezing leave the transaction ID of a row as it is.
+
+const (
+	// fences is how many are kept for the time that rows are kept.
+	fences = 64
+	// A row has the lower 32 bits of its transaction ID, which recur. It is taken for the youngest one that
+	// it can be, and a lock may have followed it to one that is younger than the snapshot.
+	xidAhead = 1 << 28
+	xidReach = 1<<32 - xidAhead // a row that is older than so many transactions looks new
+)
+
+// baseline is the name of the first fence in the table of states: what was written by transactions that began
+// after it came by way of a WAL that the slot has read. Where nothing else shows that rows are published, that
+// is what is asked: without an id column, and where subscriptions bring rows that nobody publishes here.
+const baseline = "baseline"
+
+// written is the SQL of the 64-bit ID of the transaction that wrote row t.
+var written = writtenBy("t.xmin", fmt.Sprintf("(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint "+
+	"+ %d)", xidAhead))
+
+// writtenBy is the youngest 64-bit transaction ID up to newest that has these lower 32 bits.
+func writtenBy(xmin, newest string) string {
+	return fmt.Sprintf("(%[2]s - ((%[2]s - %[1]s::text::bigint) & 4294967295))", xmin, newest)
+}
+
+// before is the condition of the rows that transactions before a fence wrote.
+func before(p *Partition) string { return fmt.Sprintf("%s < %d", written, p.Horizon) }
+
+// plain is what is known of a plain table.
+type plain struct {
+	*Facts
+	all     []*Partition // fences, oldest first
+	base    *Partition   // nil: none yet
+	cleared bool         // no row is older than the baseline any more
+	next    int64        // the transaction ID that comes next
+	inserts int64        // rows inserted since the statistics were reset
+	live    int64        // rows, about
+	brought []string     // subscriptions that bring rows that are not published here
+}
+
+// lookPlain reads what is known of a plain table.
+func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
+	if m.root.Strategy != "" {
+		return nil, postgres.Fatal(nil, codeKey, "Set retain.table.method to partition",
+			"table %s is partitioned: its rows go with their partitions", m.root.Quoted())
+	}
+	f, err := m.facts(ctx, m.conn)
+	if err != nil {
+		return nil, err
+	}
+	t := &plain{Facts: f}
+	known, err := m.readLedger(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = m.conn.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+			pg_stat_get_tuples_inserted($1), pg_stat_get_live_tuples($1)`, m.root.OID).
+		Scan(&t.next, &t.inserts, &t.live)
+	if err != nil {
+		return nil, fmt.Errorf("read the statistics of %s: %w", m.root.Quoted(), err)
+	}
+	if m.cfg.OwnOnly {
+		if t.brought, err = catalog.BroughtBy(ctx, m.conn, m.root.OID); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range known {
+		switch {
+		case p.Horizon == 0:
+		case p.Fence > f.WALEnd:
+			return nil, m.behind(f, p)
+		case p.System != f.System || p.OID != m.root.OID: // of another table
+		case p.Name == baseline:
+			if t.base, t.cleared = p, p.State == Verified; t.worn(p) {
+				p.Horizon, t.cleared = t.next, false // any row may be older
+			}
+		default:
+			t.all = append(t.all, p)
+		}
+	}
+	slices.SortFunc(t.all, func(a, b *Partition) int {
+		return cmp.Or(cmp.Compare(a.Horizon, b.Horizon), a.Sealed.Compare(b.Sealed))
+	})
+	return t, nil
+}
+
+// worn reports whether a fence is so old that no row can be seen to lie behind it.
+func (t *plain) worn(p *Partition) bool { return t.next-p.Horizon >= xidReach }
+
+// fails says by which of some clauses, and why, the rows of a fence may not go.
+func (m *Manager) fails(f *Facts, p *Partition, names ...string) (name, why string) {
+	for _, clause := range clauses {
+		if slices.Contains(names, clause.name) {
+			if why := clause.fails(&m.cfg, f, p); why != "" {
+				return clause.name, why
+			}
+		}
+	}
+	return "", ""
+}
+
+// confirmed reports whether every slot has confirmed a fence.
+func (m *Manager) confirmed(t *plain, p *Partition) bool {
+	_, why := m.fails(t.Facts, p, "server", "own slot", "slots")
+	return why == ""
+}
+
+// verified reports whether all rows of a fence were in the stream that there is.
+func (m *Manager) verified(t *plain, p *Partition) bool {
+	_, why := m.fails(t.Facts, p, "stream")
+	return why == "" && p.State == Verified
+}
+
+// fence returns the newest fence that rows may be deleted behind, or why there is none.
+func (m *Manager) fence(t *plain) (found *Partition, why, name string) {
+	why = "there is no fence yet"
+	for _, p := range t.all {
+		if t.Now.Before(p.Sealed.Add(m.cfg.Age)) {
+			if found == nil {
+				why, name = "no row is older than retain.table.age", "age"
+			}
+			break
+		}
+		if clause, reason := m.fails(t.Facts, p, eligible...); reason != "" {
+			if found == nil {
+				why, name = reason, clause
+			}
+			break // a later one is no better
+		}
+		found = p
+	}
+	if found != nil && t.worn(found) {
+		return nil, fmt.Sprintf("%d transactions have begun since the newest fence that is old enough, and "+
+			"after %d PostgreSQL can't tell old rows from new ones: let rows go sooner (retain.table.keep, "+
+			"retain.table.age), or set archive.url", t.next-found.Horizon, xidReach), "keep"
+	}
+	return found, why, name
+}
+
+// setFence notes the oldest transaction that is open, and then the end of WAL: all before that transaction
+// have ended below it.
+func (m *Manager) setFence(ctx context.Context, t *plain) error {
+	if n := len(t.all); n > 0 && t.base != nil && !m.confirmed(t, t.all[n-1]) {
+		return nil
+	}
+	p := &Partition{OID: m.root.OID, State: Sealed, System: t.System, Inserts: &t.inserts, Stream: t.Stream}
+	err := m.conn.QueryRow(ctx, "SELECT "+
+		"pg_snapshot_xmin(pg_current_snapshot())::text::bigint").Scan(&p.Horizon)
+	if err != nil {
+		return err
+	}
+	var fence string
+	err = m.conn.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text, clock_timestamp()").
+		Scan(&fence, &p.Sealed)
+	if err != nil {
+		return err
+	}
+	if p.Fence, err = outbox.ParseLSN(fence); err != nil {
+		return err
+	}
+	p.Name = fmt.Sprintf("fence %s", p.Sealed.UTC().Format(time.RFC3339Nano))
+	if t.base == nil { // whatever begins from now on is read by the slot
+		t.base, t.cleared = &Partition{OID: m.root.OID, Name: baseline, State: Sealed, System: t.System,
+			Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed, Stream: t.Stream}, false
+		if err := m.note(ctx, m.conn, t.base); err != nil {
+			return err
+		}
+	}
+	if err := m.note(ctx, m.conn, p); err != nil {
+		return err
+	}
+	t.all = append(t.all, p)
+	t.Now = p.Sealed
+	m.o.Hit("partition.sealed")
+	return m.thin(ctx, t)
+}
+
+// thin leaves as many fences as tell the time that rows are kept well enough: each time the one goes that is
+// nearest to its neighbours, but not the newest two.
+func (m *Manager) thin(ctx context.Context, t *plain) error {
+	for len(t.all) > fences {
+		at, shortest := 0, time.Duration(0)
+		for i := range len(t.all) - 2 {
+			span := t.all[i+1].Sealed.Sub(t.all[max(i-1, 0)].Sealed)
+			if m.verified(t, t.all[i]) == m.verified(t, t.all[i+1]) && (shortest == 0 || span < shortest) {
+				at, shortest = i, span
+			}
+		}
+		if err := m.join(ctx, t, at, at+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// join lets the rows of some fences be those of the one behind them. It is verified if all of them were.
+func (m *Manager) join(ctx context.Context, t *plain, from, to int) error {
+	p := t.all[to]
+	names := make([]string, 0, to-from)
+	for _, q := range t.all[from:to] {
+		names = append(names, q.Name)
+		if !m.verified(t, q) {
+			p.State = Sealed
+		}
+	}
+	err := m.note(ctx, m.conn, p) // first: that it is not verified must not get lost
+	if err == nil {
+		_, err = m.conn.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND name = ANY ($2)",
+			m.root.Quoted(), names)
+	}
+	if err != nil {
+		return m.explain("write table "+m.ledger(), err)
+	}
+	t.all = slices.Delete(t.all, from, to)
+	return nil
+}
+
+// between is the condition of the rows of some fences, which lie one behind the other.
+func (t *plain) between(from, to int) string {
+	condition := before(t.all[to])
+	if from > 0 {
+		condition += " AND NOT " + before(t.all[from-1])
+	}
+	return condition
+}
+
+// unverified are the rows of which nothing shows up to a fence that they were in the stream; "": there are none.
+func (m *Manager) unverified(t *plain, p *Partition) string {
+	var all []string
+	for i := 0; i < len(t.all) && t.all[i].Horizon <= p.Horizon; i++ {
+		from := i
+		for i < len(t.all) && t.all[i].Horizon <= p.Horizon && !m.verified(t, t.all[i]) {
+			i++
+		}
+		if i > from {
+			all = append(all, t.between(from, i-1))
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "(" + strings.Join(all, " OR ") + ")"
+}
+
+// compareFences compares the rows of each fence that every slot has confirmed with the stream, unless they
+// were in it before. Those in no message are returned, and their fences are not verified, until they are
+// accepted.
+func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
+	var open []int
+	for i, p := range t.all {
+		if !m.confirmed(t, p) {
+			break
+		}
+		if !m.verified(t, p) {
+			open = append(open, i)
+		}
+	}
+	if len(open) == 0 || t.Repairing != "" {
+		return gone, nil
+	}
+	first, last := open[0], open[len(open)-1]
+	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the stream")()
+	var some bool
+	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t WHERE "+
+		t.between(first, last)+" AND "+m.own()+")").Scan(&some)
+	if err != nil {
+		return gone, m.explain("read table "+m.root.Quoted(), err)
+	}
+	found := make([]missing, len(open))
+	if some {
+		in := Period{Until: t.all[last].Sealed}
+		if first > 0 {
+			in.Since = t.all[first-1].Sealed
+		}
+		if err := m.load(ctx, periods(in)); err != nil {
+			return gone, err
+		}
+		for n := 0; n < len(open); n++ {
+			condition := t.between(open[n], open[n])
+			if len(t.brought) > 0 { // of what came later the fence is all that is asked
+				condition += " AND " + before(t.base)
+			}
+			if found[n], err = m.unknown(ctx, condition, id); err != nil {
+				return gone, err
+			}
+			if found[n].count > 0 && len(m.published.left) > 0 {
+				if err := m.load(ctx, m.published.left); err != nil {
+					return gone, err
+				}
+				n-- // again
+				continue
+			}
+			gone.count += found[n].count
+			gone.ids = append(gone.ids, found[n].ids...)
+		}
+		t.Stream = m.published.seen.Stream // the newest that is known of it
+	}
+	gone.ids = gone.ids[:min(len(gone.ids), maxNamed)]
+	for n, i := range open {
+		if found[n].count > 0 && gone.count != m.o.AcceptUnpublished {
+			continue
+		}
+		p := t.all[i]
+		p.State, p.Stream, p.Accepted = Verified, t.Stream, found[n].count
+		if err := m.note(ctx, m.conn, p); err != nil {
+			return gone, m.explain("write table "+m.ledger(), err)
+		}
+	}
+	return gone, nil
+}

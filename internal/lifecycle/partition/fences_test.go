@@ -1,0 +1,320 @@
+package partition
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// unread writes rows that no slot brings, because the publication does not have the table.
+func (w *world) unread(rows int) {
+	w.T.Helper()
+	w.Exec("ALTER PUBLICATION " + w.Slot + " DROP TABLE outbox")
+	w.insert(0, rows, false)
+	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
+}
+
+// settle lets a run set a fence behind all rows, and the slot confirm it.
+func (w *world) settle() {
+	w.T.Helper()
+	w.confirm(w.Slot)
+	if _, err := w.remove(); err != nil { // it may be confirmed at once
+		outboxdb.WantFault(w.T, err, outbox.Gap, codeUnpublished)
+	}
+	w.confirm(w.Slot)
+}
+
+// rewrites are what gives rows another place in the table, and some of them another transaction.
+var rewrites = []string{
+	"UPDATE outbox SET payload = payload || '{\"seen\": true}'",
+	"ALTER TABLE outbox ALTER counter TYPE numeric",
+	"ALTER TABLE outbox ALTER counter TYPE bigint",
+	"VACUUM (FULL) outbox",
+	"VACUUM (FREEZE) outbox",
+	"CLUSTER outbox USING outbox_pkey",
+}
+
+// TestRowsThatAreWrittenAgainAreNotTakenForPublished: an update, or a statement that rewrites the table, makes
+// rows that are older than init, or that no slot has read, look as if they had come later.
+func TestRowsThatAreWrittenAgainAreNotTakenForPublished(t *testing.T) {
+	t.Parallel()
+	for _, how := range rewrites {
+		w := newPlain(t, 0)
+		w.insert(0, 12, false)
+		w.insert(0, 40, true)
+		w.mustRemove()
+		w.unread(3)
+		w.Exec(how)
+		w.insert(0, 5, true)
+		for range 3 {
+			w.settle()
+			_, err := w.remove()
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+			w.Exec(how)
+		}
+		if got := w.rows(); got != "15" {
+			t.Errorf("%s: %s rows are left of 15 that are in no message, and 45 others", how, got)
+		}
+		w.settle()
+		w.o.AcceptUnpublished = 15
+		w.mustRemove()
+		if got := w.rows(); got != "0" {
+			t.Errorf("%s: %s rows are left at the end", how, got)
+		}
+	}
+}
+
+// TestWhatTheStreamHadMayGoWhenItHasItNoMore: rows are compared when every slot has confirmed their fence, and
+// go when a repair does not need them any more. One that was written again meanwhile is compared again.
+func TestWhatTheStreamHadMayGoWhenItHasItNoMore(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	w.insert(0, 20, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	w.mustRemove()
+	w.insert(0, 10, true)
+	clear(w.published) // and the ten before they were compared
+	w.Exec("UPDATE outbox SET payload = '[]' WHERE ctid IN (SELECT ctid FROM outbox LIMIT 2)")
+	w.settle() // sets the fence of the twelve
+	old := func() { w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'") }
+	old()
+	_, err := w.remove()
+	f := wantFault(t, err, outbox.Gap, codeUnpublished)
+	if got := w.rows(); got != "12" || !strings.Contains(f.Message, "12 rows of") {
+		t.Errorf("%s of 12 rows are left that nothing shows to be published: %v", got, f)
+	}
+	w.settle()
+	old()
+	w.o.AcceptUnpublished = 12
+	if s := w.mustRemove(); w.rows() != "0" {
+		t.Errorf("%v: %s rows are left", s, w.rows())
+	}
+}
+
+// TestRowsAreComparedAnewWithAnotherStream.
+func TestRowsAreComparedAnewWithAnotherStream(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	w.insert(0, 20, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	w.mustRemove()
+	w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+	w.seen.Stream = w.out.Stream
+	clear(w.published)
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+	_, err := w.remove()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if got := w.rows(); got != "20" {
+		t.Errorf("%s of 20 rows are left that the stream does not have", got)
+	}
+}
+
+// TestTheStreamIsReadOnceForEachFence: each time what was stored since the fence before.
+func TestTheStreamIsReadOnceForEachFence(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	w.mustRemove()
+	for i := range 5 {
+		w.insert(0, 3, true)
+		w.confirm(w.Slot)
+		w.mustRemove()
+		w.confirm(w.Slot)
+		w.mustRemove()
+		if i == 0 {
+			w.reads = nil // of the first fence nothing is known
+		}
+	}
+	if len(w.reads) != 4 {
+		t.Errorf("read %d times: %v", len(w.reads), w.reads)
+	}
+	for _, in := range w.reads {
+		if in.Since.IsZero() || in.Until.IsZero() {
+			t.Errorf("read %v", in)
+		}
+	}
+}
+
+// TestFewFencesAreKept, however often it runs, and they tell the time evenly.
+func TestFewFencesAreKept(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = 1000 * time.Hour
+	m := w.manager()
+	for range 3 * fences {
+		_, err := m.Delete(outboxdb.Within(t))
+		must.Succeed(t, err)
+		w.confirm(w.Slot)
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '10 min'")
+	}
+	if n := w.Text("SELECT count(*)::text FROM outflow_partitions WHERE name LIKE 'fence %'"); n != fmt.Sprint(fences) {
+		t.Errorf("%s fences", n)
+	}
+	longest := w.Text(`SELECT max(d)::text FROM (SELECT extract(epoch FROM sealed_at - lag(sealed_at)
+		OVER (ORDER BY sealed_at))::int / 60 AS d FROM outflow_partitions WHERE name LIKE 'fence %') s`)
+	if minutes, err := strconv.Atoi(longest); err != nil || minutes > 80 { // 30 on the average
+		t.Errorf("two are %s minutes apart: %v", longest, err)
+	}
+}
+
+// TestRowsThatASubscriptionBringsGoBehindTheFence: nobody publishes them here, so they are in no message.
+func TestRowsThatASubscriptionBringsGoBehindTheFence(t *testing.T) {
+	t.Parallel()
+	for _, ownOnly := range []bool{true, false} {
+		w := newPlain(t, 0)
+		w.cfg.OwnOnly = ownOnly
+		w.insert(0, 2, false)
+		w.mustRemove()
+		w.Exec("CREATE SUBSCRIPTION s CONNECTION 'dbname=none' PUBLICATION p WITH (connect = false)")
+		w.Exec("INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) SELECT oid, " +
+			"'outbox'::regclass, 'r' FROM pg_subscription")
+		w.T.Cleanup(func() {
+			w.Exec("ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+			w.Exec("DROP SUBSCRIPTION s")
+		})
+		w.insert(0, 4, false)
+		want := map[bool]string{true: "2", false: "6"}[ownOnly]
+		for range 2 {
+			w.confirm(w.Slot)
+			_, err := w.remove()
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+		}
+		if got := w.rows(); got != want {
+			t.Errorf("own only %v: %s rows are left, not %s", ownOnly, got, want)
+		}
+	}
+}
+
+// TestNoHistoryDeletesARowThatNobodyHas: whatever is done to the table, slot, publication and stream between
+// runs, each row that goes was in the stream.
+func TestNoHistoryDeletesARowThatNobodyHas(t *testing.T) {
+	t.Parallel()
+	histories := uint64(4)
+	if tier.Long() {
+		histories = 60
+	}
+	for seed := range histories {
+		w := newPlain(t, 0)
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		w.Exec("CREATE TABLE had (id uuid)") // the rows that the stream has, or had
+		var log []string
+		unread, gone := 0, int64(0)
+		for range 50 {
+			var what string
+			switch n := rnd.IntN(12); n {
+			case 0, 1, 2:
+				what = "insert"
+				w.insert(0, 1+rnd.IntN(5), true)
+				for id := range w.published {
+					w.Exec("INSERT INTO had VALUES ($1::uuid)", id)
+				}
+			case 3:
+				what = "unread"
+				n := 1 + rnd.IntN(3)
+				unread += n
+				w.unread(n)
+			case 4:
+				what = "anew"
+				n := rnd.IntN(3)
+				unread += n
+				w.anew(func() { w.insert(0, n, false) })
+			case 5:
+				what = "confirm"
+				w.confirm(w.Slot)
+			case 6, 7:
+				what = rewrites[rnd.IntN(len(rewrites))]
+				w.Exec(what)
+			case 8:
+				what = "limits"
+				clear(w.published)
+			default:
+				what = "confirm, remove"
+				w.confirm(w.Slot)
+				s, err := w.remove()
+				if err != nil {
+					wantFault(t, err, outbox.Gap, codeUnpublished)
+				}
+				gone += s.Rows
+			}
+			log = append(log, what)
+			left := w.Text("SELECT count(*)::text FROM outbox WHERE id NOT IN (SELECT id FROM had)")
+			if left != fmt.Sprint(unread) {
+				t.Fatalf("seed %d: %s of %d rows are left that were in no message, after %s", seed, left, unread,
+					strings.Join(log, ", "))
+			}
+		}
+		if gone == 0 {
+			t.Errorf("seed %d: no row has gone, after %s", seed, strings.Join(log, ", "))
+		}
+	}
+}
+
+// TestATransactionIDHas64Bits: the youngest that it can be, whatever the epoch, for rows that are 2^31
+// transactions old as well as for those that a lock has followed to beyond the snapshot.
+func TestATransactionIDHas64Bits(t *testing.T) {
+	t.Parallel()
+	w := outboxdb.New(t, pgtest.Server(t))
+	const epoch = 1 << 32
+	for _, c := range []struct{ xmin, next, want int64 }{
+		{700, 750, 700},
+		{749, 750, 749},
+		{760, 750, 760}, // of a transaction that is younger than the snapshot
+		{700, epoch + 750, epoch + 700},
+		{1 << 31, epoch + 750, 1 << 31},
+		{xidAhead + 751, epoch + 750, xidAhead + 751},         // the oldest that there can be
+		{xidAhead + 750, epoch + 750, epoch + xidAhead + 750}, // looks new
+		{epoch - 1, epoch + 5, epoch - 1},
+		{3, 7*epoch + 5, 7*epoch + 3},
+		{2, 750, 2}, // frozen by an old release
+		{2, epoch + 750, epoch + 2},
+		{epoch - 1000, 750, -1000}, // of a transaction that never was
+	} {
+		got := w.Text("SELECT ("+writtenBy("x.xmin", fmt.Sprintf("(%d)", c.next+xidAhead))+")::text FROM "+
+			"(SELECT $1::text::xid) x (xmin)", fmt.Sprint(c.xmin))
+		if got != fmt.Sprint(c.want) {
+			t.Errorf("%d before %d: %s, want %d", c.xmin, c.next, got, c.want)
+		}
+	}
+}
+
+// TestARowThatOthersReferToIsNamed, and the rows of other pages go.
+func TestARowThatOthersReferToIsNamed(t *testing.T) {
+	t.Parallel()
+	for _, clause := range []string{"", "ON DELETE RESTRICT", "DEFERRABLE INITIALLY DEFERRED"} {
+		w := newPlain(t, 0)
+		w.insert(0, 3000, true)
+		w.Exec("CREATE TABLE delivery (outbox_id uuid CONSTRAINT of_event REFERENCES outbox (id) " + clause + ")")
+		w.Exec("INSERT INTO delivery SELECT id FROM outbox WHERE counter = 1500")
+		w.mustRemove()
+		for range 2 {
+			w.confirm(w.Slot)
+			_, err := w.remove()
+			f := wantFault(t, err, outbox.Fatal, codeReferenced)
+			if !strings.Contains(f.Message, "of_event") || !strings.Contains(f.Message, "delivery") {
+				t.Error(f)
+			}
+			if n, err := strconv.Atoi(w.rows()); err != nil || n < 1 || n > 150 { // of 3000 those on one page
+				t.Errorf("%s: %d rows are left: %v", clause, n, err)
+			}
+		}
+		w.Exec("DROP TABLE delivery")
+		w.confirm(w.Slot)
+		w.mustRemove()
+		if got := w.rows(); got != "0" {
+			t.Errorf("%s: %s rows are left", clause, got)
+		}
+	}
+}
