@@ -285,15 +285,8 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 			}
 		}
 	}
-	if at := slices.Index(t.all, p); at > 0 {
-		if err := m.join(ctx, t, 0, at); err != nil {
-			return n, "", err
-		}
-	}
-	_, err = m.conn.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND horizon < $2 AND name <> $3",
-		m.root.Quoted(), p.Horizon, baseline) // of former tables and clusters
-	if err != nil {
-		return n, "", m.explain("write table "+m.ledger(), err)
+	if err := m.join(ctx, t, 0, slices.Index(t.all, p)); err != nil {
+		return n, "", err
 	}
 	return n, "", referenced
 }

@@ -59,6 +59,7 @@ type plain struct {
 	inserts int64        // rows inserted since the statistics were reset
 	live    int64        // rows, about
 	brought []string     // subscriptions that bring rows that are not published here
+	stale   []string     // names of fences that are of a former table or cluster
 }
 
 // lookPlain reads what is known of a plain table.
@@ -89,10 +90,13 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 	}
 	for _, p := range known {
 		switch {
-		case p.Horizon == 0:
+		case p.Horizon == 0 || p.Name != baseline && !m.ownFence(p.Name):
 		case p.Fence > f.WALEnd:
 			return nil, m.behind(f, p)
 		case p.System != f.System || p.OID != m.root.OID: // of another table
+			if p.Name != baseline {
+				t.stale = append(t.stale, p.Name)
+			}
 		case p.Name == baseline:
 			if t.base, t.cleared = p, p.State == Verified; t.worn(p) {
 				p.Horizon, t.cleared = t.next, false // any row may be older
@@ -105,6 +109,19 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 		return cmp.Or(cmp.Compare(a.Horizon, b.Horizon), a.Sealed.Compare(b.Sealed))
 	})
 	return t, nil
+}
+
+// fenceName is the name of a fence in the table of states. Each shard has its own, because it is compared with
+// its stream.
+func (m *Manager) fenceName(time string) string {
+	if m.cfg.Own != "" {
+		return fmt.Sprintf("fence of %s %s", m.cfg.Slot, time)
+	}
+	return "fence " + time
+}
+
+func (m *Manager) ownFence(name string) bool {
+	return strings.HasPrefix(name, m.fenceName("")) && (m.cfg.Own != "" || !strings.HasPrefix(name, "fence of "))
 }
 
 // worn reports whether a fence is so old that no row can be seen to lie behind it.
@@ -181,7 +198,7 @@ func (m *Manager) setFence(ctx context.Context, t *plain) error {
 	if p.Fence, err = outbox.ParseLSN(fence); err != nil {
 		return err
 	}
-	p.Name = fmt.Sprintf("fence %s", p.Sealed.UTC().Format(time.RFC3339Nano))
+	p.Name = m.fenceName(p.Sealed.UTC().Format(time.RFC3339Nano))
 	if t.base == nil { // whatever begins from now on is read by the slot
 		t.base, t.cleared = &Partition{OID: m.root.OID, Name: baseline, State: Sealed, System: t.System,
 			Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed, Stream: t.Stream}, false
@@ -219,7 +236,7 @@ func (m *Manager) thin(ctx context.Context, t *plain) error {
 // join lets the rows of some fences be those of the one behind them. It is verified if all of them were.
 func (m *Manager) join(ctx context.Context, t *plain, from, to int) error {
 	p := t.all[to]
-	names := make([]string, 0, to-from)
+	names := t.stale
 	for _, q := range t.all[from:to] {
 		names = append(names, q.Name)
 		if !m.verified(t, q) {
@@ -234,7 +251,7 @@ func (m *Manager) join(ctx context.Context, t *plain, from, to int) error {
 	if err != nil {
 		return m.explain("write table "+m.ledger(), err)
 	}
-	t.all = slices.Delete(t.all, from, to)
+	t.all, t.stale = slices.Delete(t.all, from, to), nil
 	return nil
 }
 

@@ -122,6 +122,38 @@ func TestRowsAreComparedAnewWithAnotherStream(t *testing.T) {
 	}
 }
 
+// TestEachShardComparesItsOwnRows: what one has found out is nothing to the other.
+func TestEachShardComparesItsOwnRows(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	slots, streams := []string{w.Slot, w.Slot + "_2"}, []Stream{w.out.Stream, w.out.Stream}
+	streams[1].Created = streams[0].Created.Add(time.Second)
+	w.slot(slots[1])
+	as := func(i int) (Step, error) {
+		w.cfg.Slot, w.cfg.Own = slots[i], fmt.Sprintf("counter %% 2 = %d", i)
+		w.out.Stream, w.seen.Stream = streams[i], streams[i]
+		for _, slot := range slots {
+			w.confirm(slot)
+		}
+		return w.remove()
+	}
+	w.insert(0, 20, true)
+	for range 2 {
+		for i := range slots {
+			_, err := as(i)
+			must.Succeed(t, err)
+		}
+	}
+	clear(w.published) // by the streams' limits
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+	for i := range slots {
+		if s, err := as(i); err != nil || s.Rows != 10 {
+			t.Errorf("shard %d: %v, %d rows, %v", i, s, s.Rows, err)
+		}
+	}
+}
+
 // TestTheStreamIsReadOnceForEachFence: each time what was stored since the fence before.
 func TestTheStreamIsReadOnceForEachFence(t *testing.T) {
 	t.Parallel()
