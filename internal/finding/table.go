@@ -267,8 +267,8 @@ var table = []Finding{
 		Runbook: "[Rows that were never published](retention.md#rows-that-were-never-published)."},
 	{Code: "partition_referenced", Severity: Error, Classes: fatal,
 		Title: "Rows of the outbox can't be deleted, because others refer to them",
-		Hint: "Drop the constraint that it names, give it ON DELETE CASCADE or SET NULL, or delete the rows " +
-			"that refer to them.",
+		Hint: "Drop the constraint that it names, give it ON DELETE CASCADE or SET NULL, or delete the " +
+			"rows that refer to them.",
 		Runbook: "[A table that is not partitioned](retention.md#a-table-that-is-not-partitioned)."},
 	{Code: "partition_key", Severity: Error, Classes: fatal,
 		Title: "The outbox is not partitioned by ranges of time",

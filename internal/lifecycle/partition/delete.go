@@ -222,8 +222,8 @@ func (m *Manager) mayDelete(t *plain, p *Partition, gone missing) string {
 	return condition
 }
 
-// deleteRows deletes what lies behind a fence, page by page. Pages with rows that others refer to stay as they
-// are, and are an error at the end.
+// deleteRows deletes what lies behind a fence, page by page. Pages with rows that others refer to stay as
+// they are, and are an error at the end.
 func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone missing) (n int64, why string,
 	err error) {
 	var pages int64
@@ -303,9 +303,9 @@ func (m *Manager) referenced(err error) error {
 	if !errors.As(err, &pg) || pg.Code != stateReferenced && pg.Code != stateRestricted {
 		return nil
 	}
-	return postgres.Fatal(err, codeReferenced, "Drop the constraint, give it ON DELETE CASCADE or SET NULL, or "+
-		"delete the rows that refer to them: rows of an outbox go when they are published",
-		"rows of %s can't be deleted, because others refer to them, and all that could go otherwise has gone: %s",
+	return postgres.Fatal(err, codeReferenced, "Drop the constraint, give it ON DELETE CASCADE or SET NULL, "+
+		"or delete the rows that refer to them: rows of an outbox go when they are published",
+		"rows of %s can't be deleted, because others refer to them, and all others have gone: %s",
 		m.root.Quoted(), pg.Message)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -19,7 +20,12 @@ import (
 // as good as those of services, and what is older than none of them stays.
 func newPlain(t *testing.T, major int) *world {
 	t.Helper()
-	w := newWorld(t, pgtest.Own(t, major, "wal_level=logical", "autovacuum=off"), 0)
+	return newPlainOn(t, pgtest.Own(t, major, "wal_level=logical", "autovacuum=off"))
+}
+
+func newPlainOn(t *testing.T, srv *pgserver.Server) *world {
+	t.Helper()
+	w := newWorld(t, srv, 0)
 	w.Exec("DROP TABLE outbox")
 	w.Exec(`CREATE TABLE outbox (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), doc_id text NOT NULL,
 		actor_id text NOT NULL, counter bigint NOT NULL, payload jsonb NOT NULL,

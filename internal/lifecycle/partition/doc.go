@@ -17,6 +17,8 @@
 //     work with.
 //  5. No record says that a repair or a snapshot is under way, and the stream is the one that was verified.
 //
+// Rows of a plain table are not detached, and their fence has two parts; see fences.go.
+//
 // Age, size and number of rows choose how much goes, never whether it may.
 //
 // # Killed at any point

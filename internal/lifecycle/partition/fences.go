@@ -16,12 +16,12 @@ import (
 
 // A fence of a plain table is a transaction ID X and an LSN F: every transaction before X had ended below F.
 // The rows of a fence are those that transactions before its X wrote, and none before that of the fence
-// before it. Once every slot has confirmed F they are compared with the stream, by their ids, and the fence is
-// verified if each has a message: until keep has passed the stream may have removed them.
+// before it. Once every slot has confirmed F they are compared with the stream, by their ids, and the fence
+// is verified if each has a message: until keep has passed the stream may have removed them.
 //
-// Rows leave a fence and never come to one. An update, or a statement that rewrites the table, makes rows of a
-// later fence of them, whose ids are compared again; so nothing has to be known of who wrote a row, or when it
-// was written first. VACUUM FULL, CLUSTER and freezing leave the transaction ID of a row as it is.
+// Rows leave a fence and never come to one. An update, or a statement that rewrites the table, makes rows of
+// a later fence of them, whose ids are compared again; so nothing has to be known of who wrote a row, or when
+// it was written first. VACUUM FULL, CLUSTER and freezing leave the transaction ID of a row as it is.
 
 const (
 	// fences is how many are kept for the time that rows are kept.
@@ -33,13 +33,13 @@ const (
 )
 
 // baseline is the name of the first fence in the table of states: what was written by transactions that began
-// after it came by way of a WAL that the slot has read. Where nothing else shows that rows are published, that
-// is what is asked: without an id column, and where subscriptions bring rows that nobody publishes here.
+// after it came by way of a WAL that the slot has read. Where nothing else shows that rows are published,
+// that is what is asked: without an id column, and where subscriptions bring rows that nobody publishes here.
 const baseline = "baseline"
 
 // written is the SQL of the 64-bit ID of the transaction that wrote row t.
-var written = writtenBy("t.xmin", fmt.Sprintf("(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint "+
-	"+ %d)", xidAhead))
+var written = writtenBy("t.xmin", fmt.Sprintf("(SELECT "+
+	"pg_snapshot_xmax(pg_current_snapshot())::text::bigint + %d)", xidAhead))
 
 // writtenBy is the youngest 64-bit transaction ID up to newest that has these lower 32 bits.
 func writtenBy(xmin, newest string) string {
@@ -111,8 +111,8 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 	return t, nil
 }
 
-// fenceName is the name of a fence in the table of states. Each shard has its own, because it is compared with
-// its stream.
+// fenceName is the name of a fence in the table of states. Each shard has its own, because it is compared
+// with its stream.
 func (m *Manager) fenceName(time string) string {
 	if m.cfg.Own != "" {
 		return fmt.Sprintf("fence of %s %s", m.cfg.Slot, time)
@@ -121,7 +121,8 @@ func (m *Manager) fenceName(time string) string {
 }
 
 func (m *Manager) ownFence(name string) bool {
-	return strings.HasPrefix(name, m.fenceName("")) && (m.cfg.Own != "" || !strings.HasPrefix(name, "fence of "))
+	return strings.HasPrefix(name, m.fenceName("")) &&
+		(m.cfg.Own != "" || !strings.HasPrefix(name, "fence of "))
 }
 
 // worn reports whether a fence is so old that no row can be seen to lie behind it.
@@ -264,7 +265,8 @@ func (t *plain) between(from, to int) string {
 	return condition
 }
 
-// unverified are the rows of which nothing shows up to a fence that they were in the stream; "": there are none.
+// unverified are the rows of which nothing shows up to a fence that they were in the stream; "": there are
+// none.
 func (m *Manager) unverified(t *plain, p *Partition) string {
 	var all []string
 	for i := 0; i < len(t.all) && t.all[i].Horizon <= p.Horizon; i++ {

@@ -1,15 +1,20 @@
 package partition
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/outbox"
@@ -43,8 +48,8 @@ var rewrites = []string{
 	"CLUSTER outbox USING outbox_pkey",
 }
 
-// TestRowsThatAreWrittenAgainAreNotTakenForPublished: an update, or a statement that rewrites the table, makes
-// rows that are older than init, or that no slot has read, look as if they had come later.
+// TestRowsThatAreWrittenAgainAreNotTakenForPublished: an update, or a statement that rewrites the table,
+// makes rows that are older than init, or that no slot has read, look as if they had come later.
 func TestRowsThatAreWrittenAgainAreNotTakenForPublished(t *testing.T) {
 	t.Parallel()
 	for _, how := range rewrites {
@@ -73,8 +78,8 @@ func TestRowsThatAreWrittenAgainAreNotTakenForPublished(t *testing.T) {
 	}
 }
 
-// TestWhatTheStreamHadMayGoWhenItHasItNoMore: rows are compared when every slot has confirmed their fence, and
-// go when a repair does not need them any more. One that was written again meanwhile is compared again.
+// TestWhatTheStreamHadMayGoWhenItHasItNoMore: rows are compared when every slot has confirmed their fence,
+// and go when a repair does not need them any more. One that was written again meanwhile is compared again.
 func TestWhatTheStreamHadMayGoWhenItHasItNoMore(t *testing.T) {
 	t.Parallel()
 	w := newPlain(t, 0)
@@ -192,7 +197,8 @@ func TestFewFencesAreKept(t *testing.T) {
 		w.confirm(w.Slot)
 		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '10 min'")
 	}
-	if n := w.Text("SELECT count(*)::text FROM outflow_partitions WHERE name LIKE 'fence %'"); n != fmt.Sprint(fences) {
+	n := w.Text("SELECT count(*)::text FROM outflow_partitions WHERE name LIKE 'fence %'")
+	if n != fmt.Sprint(fences) {
 		t.Errorf("%s fences", n)
 	}
 	longest := w.Text(`SELECT max(d)::text FROM (SELECT extract(epoch FROM sealed_at - lag(sealed_at)
@@ -284,8 +290,8 @@ func TestNoHistoryDeletesARowThatNobodyHas(t *testing.T) {
 			log = append(log, what)
 			left := w.Text("SELECT count(*)::text FROM outbox WHERE id NOT IN (SELECT id FROM had)")
 			if left != fmt.Sprint(unread) {
-				t.Fatalf("seed %d: %s of %d rows are left that were in no message, after %s", seed, left, unread,
-					strings.Join(log, ", "))
+				t.Fatalf("seed %d: %s of %d rows are left that were in no message, after %s", seed, left,
+					unread, strings.Join(log, ", "))
 			}
 		}
 		if gone == 0 {
@@ -322,13 +328,102 @@ func TestATransactionIDHas64Bits(t *testing.T) {
 	}
 }
 
+// TestRowsGoAfterMoreThanTwoBillionTransactions: a row and its fence may be so old, and the next epoch may
+// have begun. What came later stays, and so does all when a fence is too old for it to be seen.
+func TestRowsGoAfterMoreThanTwoBillionTransactions(t *testing.T) {
+	t.Parallel()
+	all := pgserver.Installations()
+	i := slices.IndexFunc(all, func(i pgserver.Installation) bool {
+		_, ok := i.Tool("pg_resetwal")
+		return ok
+	})
+	if i < 0 {
+		t.Skip("no installation of PostgreSQL has pg_resetwal")
+	}
+	srv := pgtest.Own(t, all[i].Major, "wal_level=logical", "autovacuum=off")
+	var w *world
+	t.Cleanup(func() { _ = w.Conn.Close(context.Background()) }) // after what newPlainOn does at the end
+	w = newPlainOn(t, srv)
+	w.cfg.Keep = time.Hour
+	skip := func(to uint64) {
+		t.Helper()
+		w.Exec("SELECT pg_drop_replication_slot($1)", w.Slot)
+		w.Exec("UPDATE pg_database SET datallowconn = true")
+		for _, name := range []string{"postgres", "template0", "template1", w.Conn.Config().Database} {
+			conn, err := pgx.Connect(outboxdb.Within(t), srv.URL(name))
+			must.Succeed(t, err)
+			_, err = conn.Exec(outboxdb.Within(t), "VACUUM (FREEZE)")
+			must.Succeed(t, err)
+			must.Succeed(t, conn.Close(outboxdb.Within(t)))
+		}
+		must.Succeed(t, w.Conn.Close(outboxdb.Within(t)))
+		must.Succeed(t, srv.Stop("fast"))
+		must.Succeed(t, srv.SkipTo(outboxdb.Within(t), to))
+		must.Succeed(t, srv.Start(outboxdb.Within(t)))
+		var err error
+		w.Conn, err = pgx.Connect(outboxdb.Within(t), w.URL)
+		must.Succeed(t, err)
+		w.Exec("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", w.Slot)
+	}
+	w.insert(0, 20, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	w.mustRemove()
+	skip(3 << 29) // PostgreSQL itself bears less than 2^31 without a VACUUM
+	skip(3 << 30)
+	w.insert(0, 5, true)
+	w.settle()
+	if got := w.rows(); got != "25" {
+		t.Fatalf("%s rows are left of 25 that are not old enough", got)
+	}
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h' WHERE horizon < 1000000")
+	if s := w.mustRemove(); s.Rows != 20 || w.rows() != "5" {
+		t.Errorf("%v; %s rows are left", s, w.rows())
+	}
+	skip(1<<32 + 1<<29) // in another epoch
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+	w.settle()
+	if got := w.rows(); got != "0" {
+		t.Errorf("%s rows are left", got)
+	}
+	w.Exec("UPDATE outflow_partitions SET sealed_at = clock_timestamp()")
+	w.insert(0, 7, true)
+	w.settle()
+	w.Exec("UPDATE outflow_partitions SET horizon = horizon - $1, sealed_at = sealed_at - interval '2 h'",
+		xidReach)
+	if s := w.mustRemove(); s.Action != Wait || !strings.Contains(s.Why, "retain.table.keep") ||
+		w.rows() != "7" {
+		t.Errorf("%v; %s rows are left", s, w.rows())
+	}
+}
+
+// TestABaselineThatIsTooOldShowsNothing: rows that are older than it look younger then, so nothing counts as
+// cleared of them.
+func TestABaselineThatIsTooOldShowsNothing(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.ID = ""
+	w.insert(0, 4, false)
+	w.mustRemove()
+	w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+	w.Exec("UPDATE outflow_partitions SET state = 'verified', horizon = horizon - $1 WHERE name = 'baseline'",
+		xidReach)
+	w.settle()
+	_, err := w.remove()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if got := w.rows(); got != "4" {
+		t.Errorf("%s of 4 rows are left that nothing shows to be published", got)
+	}
+}
+
 // TestARowThatOthersReferToIsNamed, and the rows of other pages go.
 func TestARowThatOthersReferToIsNamed(t *testing.T) {
 	t.Parallel()
 	for _, clause := range []string{"", "ON DELETE RESTRICT", "DEFERRABLE INITIALLY DEFERRED"} {
 		w := newPlain(t, 0)
 		w.insert(0, 3000, true)
-		w.Exec("CREATE TABLE delivery (outbox_id uuid CONSTRAINT of_event REFERENCES outbox (id) " + clause + ")")
+		w.Exec("CREATE TABLE delivery (outbox_id uuid CONSTRAINT of_event REFERENCES outbox (id) " +
+			clause + ")")
 		w.Exec("INSERT INTO delivery SELECT id FROM outbox WHERE counter = 1500")
 		w.mustRemove()
 		for range 2 {
