@@ -300,50 +300,48 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 	if len(open) == 0 || t.Repairing != "" {
 		return gone, nil
 	}
-	first, last := open[0], open[len(open)-1]
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the stream")()
+	first, last := open[0], open[len(open)-1]
+	rows := m.unverified(t, t.all[last])
 	var some bool
-	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t WHERE "+
-		t.between(first, last)+" AND "+m.own()+")").Scan(&some)
+	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t WHERE "+rows+" AND "+
+		m.own()+")").Scan(&some)
 	if err != nil {
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}
-	found := make([]missing, len(open))
+	old := ""
+	if len(t.brought) > 0 { // of what came later the fence is all that is asked
+		old = " AND " + before(t.base)
+	}
 	if some {
 		in := Period{Until: t.all[last].Sealed}
 		if first > 0 {
 			in.Since = t.all[first-1].Sealed
 		}
-		if err := m.load(ctx, periods(in)); err != nil {
-			return gone, err
-		}
-		for n := 0; n < len(open); n++ {
-			condition := t.between(open[n], open[n])
-			if len(t.brought) > 0 { // of what came later the fence is all that is asked
-				condition += " AND " + before(t.base)
-			}
-			if found[n], err = m.unknown(ctx, condition, id); err != nil {
+		for left := periods(in); len(left) > 0; left = left[1:] {
+			if err := m.load(ctx, left); err != nil {
 				return gone, err
 			}
-			if found[n].count > 0 && len(m.published.left) > 0 {
-				if err := m.load(ctx, m.published.left); err != nil {
-					return gone, err
-				}
-				n-- // again
-				continue
+			if gone, err = m.unknown(ctx, rows+old, id); err != nil {
+				return gone, err
 			}
-			gone.count += found[n].count
-			gone.ids = append(gone.ids, found[n].ids...)
+			if gone.count == 0 {
+				break
+			}
 		}
 		t.Stream = m.published.seen.Stream // the newest that is known of it
 	}
-	gone.ids = gone.ids[:min(len(gone.ids), maxNamed)]
-	for n, i := range open {
-		if found[n].count > 0 && gone.count != m.o.AcceptUnpublished {
+	for _, i := range open {
+		p, lacks := t.all[i], gone
+		if gone.count > 0 && len(open) > 1 {
+			if lacks, err = m.unknown(ctx, t.between(i, i)+old, id); err != nil {
+				return gone, err
+			}
+		}
+		if lacks.count > 0 && gone.count != m.o.AcceptUnpublished {
 			continue
 		}
-		p := t.all[i]
-		p.State, p.Stream, p.Accepted = Verified, t.Stream, found[n].count
+		p.State, p.Stream, p.Accepted = Verified, t.Stream, lacks.count
 		if err := m.note(ctx, m.conn, p); err != nil {
 			return gone, m.explain("write table "+m.ledger(), err)
 		}
