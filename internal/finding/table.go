@@ -265,11 +265,6 @@ var table = []Finding{
 			"was detached. Publish them, or let them go with `outflow partition apply " +
 			"--accept-unpublished N`.",
 		Runbook: "[Rows that were never published](retention.md#rows-that-were-never-published)."},
-	{Code: "partition_referenced", Severity: Error, Classes: fatal,
-		Title: "Rows of the outbox can't be deleted, because others refer to them",
-		Hint: "Drop the constraint that it names, give it ON DELETE CASCADE or SET NULL, or delete the " +
-			"rows that refer to them.",
-		Runbook: "[A table that is not partitioned](retention.md#a-table-that-is-not-partitioned)."},
 	{Code: "partition_key", Severity: Error, Classes: fatal,
 		Title: "The outbox is not partitioned by ranges of time",
 		Hint: "Partition it by range of one column of type timestamptz, timestamp or date " +
@@ -287,9 +282,10 @@ var table = []Finding{
 		Title: "Another run of outflow partition works on the outbox",
 		Hint:  "Let it finish. If its process is gone or stands still, pg_terminate_backend(pid) ends it."},
 	{Code: "partition_needed", Severity: Error, Classes: fatal,
-		Title: "Something needs a partition that is to go",
-		Hint: "A view reads it, or a foreign key refers to its rows: the message says which. Drop that, or let " +
-			"it read the outbox itself. The other partitions go meanwhile."},
+		Title: "Something needs a partition, or rows, that are to go",
+		Hint: "A view reads the partition, or a foreign key refers to its rows: the message says which. Drop " +
+			"that, let the view read the outbox itself, or give the constraint ON DELETE CASCADE or SET NULL. " +
+			"Everything else goes meanwhile."},
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
 		Hint: "A table has the name that a new partition would get, or rows of its range are in the " +

@@ -124,7 +124,6 @@ const (
 	stateDuplicateTable = "42P07"
 	stateOverlap        = "42P17"
 	stateCheckViolation = "23514"
-	stateReferenced     = "23503"
 	stateDeadlock       = "40P01"
 	stateUndefinedTable = "42P01"
 )

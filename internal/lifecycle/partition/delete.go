@@ -303,7 +303,7 @@ func (m *Manager) referenced(err error) error {
 	if !errors.As(err, &pg) || pg.Code != stateReferenced && pg.Code != stateRestricted {
 		return nil
 	}
-	return postgres.Fatal(err, codeReferenced, "Drop the constraint, give it ON DELETE CASCADE or SET NULL, "+
+	return postgres.Fatal(err, codeNeeded, "Drop the constraint, give it ON DELETE CASCADE or SET NULL, "+
 		"or delete the rows that refer to them: rows of an outbox go when they are published",
 		"rows of %s can't be deleted, because others refer to them, and all others have gone: %s",
 		m.root.Quoted(), pg.Message)

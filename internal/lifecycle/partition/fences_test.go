@@ -429,7 +429,7 @@ func TestARowThatOthersReferToIsNamed(t *testing.T) {
 		for range 2 {
 			w.confirm(w.Slot)
 			_, err := w.remove()
-			f := wantFault(t, err, outbox.Fatal, codeReferenced)
+			f := wantFault(t, err, outbox.Fatal, codeNeeded)
 			if !strings.Contains(f.Message, "of_event") || !strings.Contains(f.Message, "delivery") {
 				t.Error(f)
 			}

@@ -368,7 +368,7 @@ func (m *Manager) explain(doing string, err error) error {
 	case postgres.StateLockNotAvailable:
 		return &outbox.Fault{Class: outbox.Transient, Code: codeLock, Err: err,
 			Message: "could not " + doing + " within the time that the outbox may be locked"}
-	case postgres.StateDependentObjects, stateReferenced:
+	case postgres.StateDependentObjects, stateReferenced, stateRestricted:
 		return postgres.Fatal(err, codeNeeded, "Drop what needs it, or let that read the outbox itself; the "+
 			"other partitions go meanwhile", "could not %s, because something else needs it%s", doing,
 			detail(err))
@@ -397,7 +397,6 @@ const (
 	codeNeeded      = "partition_needed"
 	codeBehind      = "server_behind"
 	codeTaken       = "partition_name"
-	codeReferenced  = "partition_referenced"
 )
 
 // partman is what pg_partman does with the outbox.

@@ -258,9 +258,8 @@ func (m *Manager) late(ctx context.Context, tx pgx.Tx, p *Partition) (yes bool, 
 	if p.DetachXmin == 0 {
 		return true, nil
 	}
-	// the age of rows that are older than 2^31 transactions is negative
-	err = tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE age(t.xmin) BETWEEN 0 AND "+
-		"age("+xid(p.DetachXmin)+"))").Scan(&yes)
+	err = tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE "+written+" >= $1)",
+		p.DetachXmin).Scan(&yes)
 	if err != nil {
 		return false, fmt.Errorf("look for rows that came while partition %s was detached: %w", p.Name, err)
 	}
