@@ -26,7 +26,6 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication"
 	"github.com/outflowhq/outflow/replication/catalog"
-	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -315,7 +314,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	if s.dry {
 		if s.rows {
-			err := s.fits(s.states(ctx, (*partition.Manager).CheckForget), parts.Table,
+			err := s.fits(conns.States(ctx, s.cfg, (*partition.Manager).CheckForget), parts.Table,
 				catalog.PartitionStates)
 			if err != nil || s.misfit != nil {
 				return err
@@ -355,7 +354,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.reportMade(!r.Slot.Exists, parts.Slot, fmt.Sprintf("%s at %v", s.cfg.Slot, start))
 	// before the record is complete: until then nothing is removed from the table
-	if err := s.states(ctx, (*partition.Manager).Forget); err != nil {
+	if err := conns.States(ctx, s.cfg, (*partition.Manager).Forget); err != nil {
 		return err
 	}
 	first := *r.Record
@@ -390,23 +389,6 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.reportState(made, parts.Record, "")
 	return nil
-}
-
-// states does something with the table of states, by the role that retention works as.
-func (s *setup) states(ctx context.Context, do func(*partition.Manager, context.Context) error) error {
-	if !s.cfg.Source.Rows() {
-		return nil
-	}
-	target := postgres.Target{URL: s.cfg.Postgres.URL, Slot: s.cfg.Slot}
-	if url := s.cfg.Retain.PostgresURL; url != "" {
-		target.Setting, target.URL = "retain.postgres_url", url
-	}
-	m, err := partition.Open(ctx, target, partition.Config{Table: s.cfg.Table}, partition.Options{})
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	return do(m, ctx)
 }
 
 // checkFree makes sure that the slot can be made or adopted.

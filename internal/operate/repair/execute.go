@@ -148,6 +148,9 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 		return errors.Join(err, fmt.Errorf("slot %s is held by pid %d (%s)", r.cfg.Slot, slot.ActivePID,
 			slot.Holder))
 	}
+	if err := r.forgetStates(ctx, f, p); err != nil {
+		return err
+	}
 	return r.publishMissing(ctx, l, f, s, rec)
 }
 
@@ -226,6 +229,10 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 		return err
 	}
 	s := p.scan
+	// before the record has the anchor: a repair that goes on from there does not know of the former slot
+	if err := r.forgetStates(ctx, f, p); err != nil {
+		return err
+	}
 	rd, err := l.Read(ctx)
 	if err != nil {
 		return err

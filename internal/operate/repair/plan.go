@@ -48,11 +48,16 @@ func refuse(code, message, hint string) *outbox.Fault {
 // plan finds out how to repair, and what is missing. It changes nothing.
 func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	p, err := r.findPlan(ctx, l, f)
-	if err == nil {
-		p.loss = r.lossOf(p)
-		p.erasures = r.erasures(f, p)
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	if err := r.checkStates(ctx, f, p); err != nil {
+		p.close()
+		return nil, err
+	}
+	p.loss = r.lossOf(p)
+	p.erasures = r.erasures(f, p)
+	return p, nil
 }
 
 func (r *repair) findPlan(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {

@@ -1,0 +1,38 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+)
+
+// forgets reports whether the repair leaves rows of the table out that no slot may have read: what the former
+// slot has read must show nothing of them. A repair that goes on with the slot of a killed one may have
+// another --where than that had.
+func (r *repair) forgets(f *finding, p *plan) bool {
+	return r.o.Where != "" && p.scan != nil && p.scan.snap != nil &&
+		(p.mode == modeNewSlot || f.code == checkpoint.CodeUnfinished)
+}
+
+// checkStates makes sure, before anything is changed, that the table of states can be written if it has to
+// be.
+func (r *repair) checkStates(ctx context.Context, f *finding, p *plan) error {
+	if !r.forgets(f, p) {
+		return nil
+	}
+	p.notes = append(p.notes, fmt.Sprintf("rows of table %s that --where leaves out and that are in no message "+
+		"count as never published: retention keeps them until that is accepted", r.cfg.Table))
+	return conns.States(ctx, r.cfg, (*partition.Manager).CheckForget)
+}
+
+// forgetStates lets retention forget what the former slot has shown, while the record says that a repair is
+// under way.
+func (r *repair) forgetStates(ctx context.Context, f *finding, p *plan) error {
+	if !r.forgets(f, p) {
+		return nil
+	}
+	return conns.States(ctx, r.cfg, (*partition.Manager).Forget)
+}
