@@ -33,8 +33,8 @@ var commands = []Finding{
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",
-		Hint: "Are archive.url and stream those that `outflow archive run` had? `outflow archive list` " +
-			"shows what is there."},
+		Hint: "Are archive.url, with its prefix, and stream those that `outflow archive run` had? `outflow " +
+			"archive list` shows what is there."},
 	{Code: "rows_columns", Severity: Error, Classes: fatal,
 		Title: "Archived messages do not carry what the rows of the table need",
 		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as " +
@@ -106,7 +106,7 @@ var commands = []Finding{
 	{Code: "erase_room", Severity: Error, Classes: fatal,
 		Title: "The stream has no room to note more erased messages",
 		Hint: "Let messages leave the front of the stream (`outflow stream apply`), then run the erasure " +
-			"again.",
+			"again. A restore takes fewer messages: `outflow archive restore --from SEQUENCE`.",
 		Runbook: "[What consumers see](erasure.md#consumers)."},
 	{Code: "erase_server", Severity: Error, Classes: gap,
 		Title: "The erasure was begun on another database cluster, or the database was put back",

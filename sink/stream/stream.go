@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"sort"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -90,6 +91,7 @@ type Config struct {
 	DeleteMarkerTTL time.Duration     `json:"subject_delete_marker_ttl,omitempty"`
 	Metadata        map[string]string `json:"metadata,omitempty"`
 	FirstSeq        uint64            `json:"first_seq,omitempty"`
+	DuplicateWindow time.Duration     `json:"duplicate_window,omitempty"`
 }
 
 type subjectTransform struct {
@@ -150,6 +152,7 @@ func (s *Stream) RenewIngress(ctx context.Context) error {
 // takes it for whole.
 func (s *Stream) Restored(ctx context.Context) error {
 	return s.update(ctx, func(c map[string]json.RawMessage) error {
+		delete(c, "duplicate_window") // the server's default
 		metadata := map[string]string{}
 		err := json.Unmarshal(c["metadata"], &metadata)
 		if err == nil {
@@ -162,6 +165,10 @@ func (s *Stream) Restored(ctx context.Context) error {
 
 // maxErased bounds the text of what was erased. The server takes 128 KiB of metadata.
 const maxErased = 100 << 10
+
+// RestoreWindow is how long a stream that is being restored remembers message ids, the least that the server
+// takes: the archive may have the same one twice, of messages that were stored at other times.
+const RestoreWindow = 100 * time.Millisecond
 
 // Erased reads from the leader which sequences of the stream were erased.
 func (s *Stream) Erased(ctx context.Context) (outbox.Sequences, error) {
@@ -255,8 +262,16 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 	}
 	if o.Restoring != "" {
 		cfg.Metadata = map[string]string{restoring: o.Restoring}
-		if len(o.Erased) > 0 {
-			cfg.Metadata[outbox.MetadataErased] = o.Erased.String()
+		cfg.DuplicateWindow = RestoreWindow
+		if text := o.Erased.String(); len(text) > maxErased {
+			fit := sort.Search(len(o.Erased), func(i int) bool {
+				return len(o.Erased[i:].String()) <= maxErased
+			})
+			return fatal("erase_room", fmt.Sprintf("stream %s: there is no room in its metadata to note %d "+
+				"erased messages", s.name, o.Erased.Count()), fmt.Sprintf("Restore what is behind some of "+
+				"them: `outflow archive restore --from %d`. Nothing was made.", o.Erased[fit-1].To+1), nil)
+		} else if text != "" {
+			cfg.Metadata[outbox.MetadataErased] = text
 		}
 	}
 	if cfg.Storage == "" {

@@ -119,8 +119,8 @@ func (a *App) archiveVerifyCommand() *cobra.Command {
 object and of each message, their sequences and their Merkle root. With --sample N only the newest segment
 and N-1 others by chance are read. It needs neither NATS nor PostgreSQL.
 
-Exit code 0 if all is as it was written, 2 for a wrong option, 4 if an object is lost or damaged, which is
-named, 1 if the archive can't be read.`,
+Exit code 0 if all is as it was written, 2 for a wrong option, 3 if there is nothing of the stream, 4 if an
+object is lost or damaged, which is named, 1 if the archive can't be read.`,
 		Example: "  outflow archive verify --config outflow.yaml\n  outflow archive verify --sample 3",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if sample < 0 {
@@ -178,6 +178,7 @@ again.`,
 	f := cmd.Flags()
 	f.StringVar(&o.To, "to", "", "`stream` to make; by default the one of the settings")
 	f.StringVar(&o.Folder, "folder", "", "`name` of the folder to restore; by default the newest one")
+	f.Uint64Var(&o.From, "from", 0, "restore from this `sequence` on; 0: all")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
 }

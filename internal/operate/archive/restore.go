@@ -2,8 +2,10 @@ package archive
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"hash"
 	"log/slog"
@@ -31,6 +33,7 @@ import (
 type RestoreOptions struct {
 	Folder string // of the archive; "": the newest one with a segment
 	To     string // the stream that is made; "": the one of the settings
+	From   uint64 // the first sequence that is restored; 0: all are
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
 }
@@ -134,16 +137,20 @@ func Restore(ctx context.Context, cfg config.Config, log *slog.Logger, o Restore
 	if r.js, err = r.api.JetStream(); err != nil {
 		return nil, err
 	}
-	done := &Restored{Folder: folder, Stream: r.name, First: a.Segments[0].First,
-		Last: a.Segments[len(a.Segments)-1].Last}
-	for _, m := range a.Segments {
-		done.Messages += m.Readable()
-		r.missing = r.missing.With(m.Holes()...)
-		r.erased = r.erased.With(m.Erased...)
+	done := &Restored{Folder: folder, Stream: r.name, First: max(o.From, 1), Last: a.Next() - 1}
+	if done.First > done.Last {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "flags",
+			Message: fmt.Sprintf("--from %d: the archive ends at %d", o.From, done.Last),
+			Hint:    "`outflow archive list` shows what it has"}
 	}
-	if len(r.missing) > 0 && r.missing[0].From == 1 {
+	for _, m := range a.Segments {
+		r.missing = r.missing.With(m.Holes().Within(done.First, done.Last)...)
+		r.erased = r.erased.With(m.Erased.Within(done.First, done.Last)...)
+	}
+	if len(r.missing) > 0 && r.missing[0].From == done.First {
 		done.First, r.missing = r.missing[0].To+1, r.missing[1:] // the stream begins behind them
 	}
+	done.Messages = done.Last + 1 - done.First - r.missing.Count()
 	done.Missing = done.Last - done.First + 1 - done.Messages
 	if err := lost(r.run(ctx, cfg, done)); err != nil {
 		return nil, err
@@ -188,7 +195,11 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 	if newest != nil {
 		return newest, name, nil
 	}
-	return nil, "", &outbox.Fault{Class: outbox.Fatal, Code: "archive_empty",
+	return nil, "", empty(cfg)
+}
+
+func empty(cfg config.Config) error {
+	return &outbox.Fault{Class: outbox.Fatal, Code: "archive_empty",
 		Message: fmt.Sprintf("the archive has no segment of stream %s", cfg.Stream)}
 }
 
@@ -222,11 +233,32 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	case st.Restoring != done.Folder:
 		return exists(r.name, fmt.Sprintf("stream %s is being restored from %s", r.name, st.Restoring))
 	}
-	if err := r.publish(ctx, st, done); err != nil {
-		return err
+	for {
+		err := r.publish(ctx, st, done)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, errDuplicate) {
+			return err
+		}
+		// An id that the archive has twice: by and by the server forgets the first one.
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * stream.RestoreWindow):
+		}
+		if st, err = r.tail(ctx); err != nil {
+			return err
+		}
 	}
 	r.hit("restore.published")
 	return r.finish(ctx, done)
+}
+
+func (r *restore) tail(ctx context.Context) (relay.StreamState, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return r.s.Tail(ctx)
 }
 
 // whole reports whether the stream is one that was made from the archive, and has each message of it and no
@@ -310,15 +342,13 @@ func (r *restore) publish(ctx context.Context, st relay.StreamState, done *Resto
 	if err == nil {
 		err = fill(done.Last + 1) // the newest ones may be erased
 	}
-	if err != nil {
-		return err
+	for err == nil && len(r.unacked) > 0 {
+		err = r.await(ctx)
 	}
-	for len(r.unacked) > 0 {
-		if err := r.await(ctx); err != nil {
-			return err
-		}
+	if errors.Is(err, errDuplicate) {
+		err = cmp.Or(r.settle(ctx), err)
 	}
-	return nil
+	return err
 }
 
 // compare makes sure that the stream's newest message is the archive's: somebody may have published to it.
@@ -368,9 +398,36 @@ func (r *restore) put(ctx context.Context, seq uint64, m *nats.Msg) error {
 	return nil
 }
 
+// errDuplicate: the server took a message for one that it has, by its Nats-Msg-Id. What was sent behind it is
+// refused then.
+var errDuplicate = errors.New("the server has a message with this id")
+
+// duplicateInProcess says so of a message that is not stored yet.
+const duplicateInProcess jetstream.ErrorCode = 10158
+
+// settle waits until the server has answered all that was sent, whatever it says.
+func (r *restore) settle(ctx context.Context) error {
+	late := time.NewTimer(ackTimeout)
+	defer late.Stop()
+	for _, u := range r.unacked {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-late.C:
+			return fmt.Errorf("message %d of stream %s: no answer within %v: run it again", u.seq, r.name,
+				ackTimeout)
+		case <-u.future.Err():
+		case <-u.future.Ok():
+		}
+	}
+	r.unacked, r.bytes = nil, 0
+	return nil
+}
+
 // await waits for the oldest acknowledgement.
 func (r *restore) await(ctx context.Context) error {
 	first := r.unacked[0]
+	r.unacked, r.bytes = r.unacked[1:], r.bytes-first.bytes
 	late := time.NewTimer(ackTimeout)
 	defer late.Stop()
 	select {
@@ -380,15 +437,21 @@ func (r *restore) await(ctx context.Context) error {
 		return fmt.Errorf("message %d of stream %s: no acknowledgement within %v: run it again", first.seq,
 			r.name, ackTimeout)
 	case err := <-first.future.Err():
+		var refused *jetstream.APIError
+		if errors.As(err, &refused) && refused.ErrorCode == duplicateInProcess {
+			return errDuplicate
+		}
 		return fmt.Errorf("message %d of stream %s: %w: run it again", first.seq, r.name, err)
 	case ack := <-first.future.Ok():
+		if ack.Duplicate && ack.Sequence < first.seq && ack.Stream == r.name {
+			return errDuplicate
+		}
 		if ack.Sequence != first.seq || ack.Stream != r.name {
 			return fmt.Errorf("message %d of stream %s was stored at %d of %s", first.seq, r.name,
 				ack.Sequence, ack.Stream)
 		}
 	}
 	r.hit("restore.message")
-	r.unacked, r.bytes = r.unacked[1:], r.bytes-first.bytes
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -227,5 +228,94 @@ func TestOfTwoFoldersTheOneWithMoreIsAskedFor(t *testing.T) {
 	must.Succeed(t, err)
 	if r.Messages != 30 {
 		t.Errorf("restored %d messages", r.Messages)
+	}
+}
+
+// fill makes an archive of a stream that is gone, of one segment.
+func (w *world) fill(write func(s *archive.Segment)) {
+	w.t.Helper()
+	info, err := w.s.Info(w.t.Context())
+	must.Succeed(w.t, err)
+	must.Succeed(w.t, w.js.DeleteStream(w.t.Context(), "OUTBOX"))
+	store, err := archive.Open(w.t.Context(), w.cfg.Archive.URL)
+	must.Succeed(w.t, err)
+	defer func() { must.Succeed(w.t, store.Close()) }()
+	a, err := archive.Load(w.t.Context(), store, archive.FolderOf("OUTBOX", info.Created), nil)
+	must.Succeed(w.t, err)
+	s, err := a.NewSegment()
+	must.Succeed(w.t, err)
+	write(s)
+	_, err = a.Append(w.t.Context(), s, 0)
+	must.Succeed(w.t, err)
+}
+
+// TestMessagesWithTheSameIDAreAllRestored: the server would take the later ones for duplicates. When they
+// were published, the earlier ones had been forgotten.
+func TestMessagesWithTheSameIDAreAllRestored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.fill(func(s *archive.Segment) {
+		for seq := uint64(1); seq <= 600; seq++ {
+			must.Succeed(t, s.Add(&archive.Message{Seq: seq, Time: time.Unix(int64(seq)*1000, 0),
+				Subject: "outbox.doc", Header: nats.Header{jetstream.MsgIDHeader: {fmt.Sprint(seq % 200)}},
+				Data: fmt.Append(nil, seq)}))
+		}
+	})
+	_, err := w.restore(RestoreOptions{})
+	must.Succeed(t, err)
+	got := w.stored("OUTBOX")
+	for seq := uint64(1); seq <= 600; seq++ {
+		if m := got[seq]; string(m.Data) != fmt.Sprint(seq) ||
+			m.Header.Get(jetstream.MsgIDHeader) != fmt.Sprint(seq%200) {
+			t.Fatalf("message %d is %v", seq, m)
+		}
+	}
+	s, err := w.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	if got := s.CachedInfo().Config.Duplicates; got != 2*time.Minute {
+		t.Errorf("afterwards the stream remembers ids for %v", got)
+	}
+}
+
+// TestARestoreWithTooMuchErasedMakesNothing: the stream's metadata have no room for all that was erased. What
+// is behind some of it is restored.
+func TestARestoreWithTooMuchErasedMakesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const last = 130_001
+	w.fill(func(s *archive.Segment) {
+		var erased outbox.Sequences
+		for seq := uint64(2); seq < last; seq += 2 {
+			erased = append(erased, outbox.SequenceRange{From: seq, To: seq})
+		}
+		s.Gap(nil, erased)
+		for seq := uint64(1); seq <= last; seq += 2 {
+			must.Succeed(t, s.Add(&archive.Message{Seq: seq, Time: time.Unix(int64(seq), 0),
+				Subject: "outbox.doc", Data: []byte("{}")}))
+		}
+	})
+	_, err := w.restore(RestoreOptions{})
+	w.wantFault(err, "erase_room")
+	if hint := outbox.FaultOf(err).Hint; !strings.Contains(hint, "--from 27605`") {
+		t.Error(hint)
+	}
+	_, err = w.js.Stream(t.Context(), "OUTBOX")
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Fatalf("it was made: %v", err)
+	}
+	_, err = w.restore(RestoreOptions{From: last + 1})
+	w.wantFault(err, "flags")
+	const from = last - 201 // an even one, which was erased
+	r, err := w.restore(RestoreOptions{From: from})
+	must.Succeed(t, err)
+	if got := w.stored("OUTBOX"); len(got) != 101 || r.Messages != 101 || r.First != from+1 ||
+		r.Missing != 100 || got[from+1].Seq != from+1 {
+		t.Errorf("%+v; %d messages", r, len(got))
+	}
+	s, err := w.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	all, err := outbox.ParseSequences(s.CachedInfo().Config.Metadata[outbox.MetadataErased])
+	if err != nil || all.Count() != 101 || !all.Has(from) {
+		t.Errorf("erased are %d, %v", all.Count(), err)
 	}
 }

@@ -185,6 +185,22 @@ func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
 	}))
 }
 
+// TestAnArchiveOfNothingDoesNotHold: a prefix that is mistyped, or a folder without a segment.
+func TestAnArchiveOfNothingDoesNotHold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, err := Verify(t.Context(), w.cfg, 0)
+	w.wantFault(err, "archive_empty")
+	w.publish(1)
+	w.confirm(1)
+	w.mustRun(Options{Now: true})
+	_, err = Verify(t.Context(), w.cfg, 0)
+	must.Succeed(t, err)
+	w.cfg.Stream = "OUTBOXES"
+	_, err = Verify(t.Context(), w.cfg, 1)
+	w.wantFault(err, "archive_empty")
+}
+
 // TestMessagesThatTheLimitsTookAreAGap: it stops with the range until that is accepted, and the manifest says
 // so. Messages that were deleted from within are only missing.
 func TestMessagesThatTheLimitsTookAreAGap(t *testing.T) {

@@ -71,7 +71,8 @@ func (v Verified) String() string {
 }
 
 // Verify checks the chain of all manifests, and reads segments whole: all, or so many by chance and the
-// newest if sample is above 0. The first one that is lost or damaged is the error.
+// newest if sample is above 0. The first one that is lost or damaged is the error, and so is that there is
+// none: nothing was verified then.
 func Verify(ctx context.Context, cfg config.Config, sample int) (v Verified, err error) {
 	err = each(ctx, cfg, func(folder string, a *archive.Archive) error {
 		chosen := a.Segments
@@ -98,5 +99,8 @@ func Verify(ctx context.Context, cfg config.Config, sample int) (v Verified, err
 		v.Read += len(chosen)
 		return g.Wait()
 	})
+	if err == nil && v.Segments == 0 {
+		err = empty(cfg)
+	}
 	return v, err
 }

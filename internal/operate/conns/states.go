@@ -9,7 +9,8 @@ import (
 )
 
 // States does something with the table of states, by the role that retention works as.
-func States(ctx context.Context, cfg config.Config, do func(*partition.Manager, context.Context) error) error {
+func States(ctx context.Context, cfg config.Config,
+	do func(*partition.Manager, context.Context) error) error {
 	if !cfg.Source.Rows() {
 		return nil
 	}

@@ -23,8 +23,8 @@ func (r *repair) checkStates(ctx context.Context, f *finding, p *plan) error {
 	if !r.forgets(f, p) {
 		return nil
 	}
-	p.notes = append(p.notes, fmt.Sprintf("rows of table %s that --where leaves out and that are in no message "+
-		"count as never published: retention keeps them until that is accepted", r.cfg.Table))
+	p.notes = append(p.notes, fmt.Sprintf("rows of table %s that --where leaves out and that are in no "+
+		"message count as never published: retention keeps them until that is accepted", r.cfg.Table))
 	return conns.States(ctx, r.cfg, (*partition.Manager).CheckForget)
 }
 
