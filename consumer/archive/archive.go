@@ -139,8 +139,8 @@ func (p *past) Read(ctx context.Context, from, below uint64, f func(*stream.Mess
 			continue
 		}
 		gaps := segment.Gaps
-		err := p.archive.Verify(ctx, segment, func(m *archive.Message) error {
-			for ; len(gaps) > 0 && gaps[0].From < min(m.Seq, below); gaps = gaps[1:] {
+		tell := func(before uint64) error {
+			for ; len(gaps) > 0 && gaps[0].From < min(before, below); gaps = gaps[1:] {
 				if gaps[0].To < from {
 					continue
 				}
@@ -148,6 +148,12 @@ func (p *past) Read(ctx context.Context, from, below uint64, f func(*stream.Mess
 				if err := lost(&g); err != nil {
 					return err
 				}
+			}
+			return nil
+		}
+		err := p.archive.Verify(ctx, segment, func(m *archive.Message) error {
+			if err := tell(m.Seq); err != nil {
+				return err
 			}
 			switch {
 			case m.Seq < from:
@@ -159,6 +165,9 @@ func (p *past) Read(ctx context.Context, from, below uint64, f func(*stream.Mess
 		})
 		if errors.Is(err, errEnough) {
 			return nil
+		}
+		if err == nil { // it may end with messages that were lost
+			err = tell(below)
 		}
 		if err != nil {
 			return err

@@ -234,7 +234,7 @@ func (a *Archive) Agrees(ctx context.Context, api *jsapi.Client) error {
 func (a *Archive) NewSegment() (*Segment, error) {
 	m := Manifest{Version: version, Stream: a.stream, Created: a.created, First: a.Next()}
 	if n := len(a.Segments); n > 0 {
-		m.Prev = a.Segments[n-1].Chain
+		m.Prev, m.From, m.To = a.Segments[n-1].Chain, a.Segments[n-1].To, a.Segments[n-1].To
 	}
 	return newSegment(m)
 }
@@ -552,6 +552,9 @@ func readLines(
 	})
 	if err != nil {
 		return raw, err
+	}
+	if len(missing) > 0 && missing[0].From == next {
+		next, missing = missing[0].To+1, missing[1:]
 	}
 	switch {
 	case tree.n != m.Count || next != m.Last+1 || len(missing) > 0:

@@ -3,6 +3,7 @@ package archive
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -91,6 +92,7 @@ func (k *Known) keep(a *Archive) {
 func (a *Archive) abridge(m *Manifest) {
 	m.abridged = true
 	m.Missing, m.Least, m.Greatest, m.Docs, m.Erasure, m.Erased = nil, nil, nil, nil, nil, nil
+	m.Gaps = slices.Clone(m.Gaps[:min(len(m.Gaps), 1)]) // whether there are any
 	m.Stream = a.stream
 	if n := len(a.Segments); n > 0 && a.Segments[n-1].System == m.System {
 		m.System = a.Segments[n-1].System // one string for all

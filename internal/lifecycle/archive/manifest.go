@@ -24,7 +24,7 @@ type Manifest struct {
 	Last  uint64 `json:"last"`
 	Count uint64 `json:"count"` // messages
 	// Missing are the sequences without a message, ascending. Those of Gaps were lost before they could be
-	// archived, which was accepted; the others were deleted from within the stream.
+	// archived; the others were erased, or are ends that the broker lost and that came again.
 	Missing []Range `json:"missing,omitempty"`
 	Gaps    []Range `json:"gaps,omitempty"`
 
@@ -73,6 +73,9 @@ func (m *Manifest) Readable() uint64 { return m.Last - m.First + 1 - m.Holes().C
 // of what is left of a short message when it is compressed, and which its other fields give as well.
 const version = 2
 
+// versionSkip is that of a segment that ends with sequences that have no message, or has no message at all.
+const versionSkip = 3
+
 // Bounds on what is read.
 const (
 	maxManifest = 64 << 20
@@ -103,7 +106,7 @@ func parseManifest(text []byte) (*Manifest, error) {
 	if err := json.Unmarshal(text, m); err != nil {
 		return nil, err
 	}
-	if m.Version < 1 || m.Version > version {
+	if m.Version < 1 || m.Version > versionSkip {
 		return nil, fmt.Errorf("version %d is not known", m.Version)
 	}
 	if m.Replaced {
@@ -115,14 +118,17 @@ func parseManifest(text []byte) (*Manifest, error) {
 		return nil, err
 	case sum != m.Chain:
 		return nil, fmt.Errorf("it does not have its own hash")
-	case m.First == 0 || m.Last < m.First || m.Count == 0:
+	case m.First == 0 || m.Last < m.First || m.Count == 0 && m.Version != versionSkip:
 		return nil, fmt.Errorf("sequences %d to %d with %d messages", m.First, m.Last, m.Count)
-	case m.Bytes <= 0 || m.Bytes > maxObject || m.Raw <= 0 || m.Raw > maxRaw:
+	case m.Bytes <= 0 || m.Bytes > maxObject || m.Raw < 0 || (m.Raw == 0) != (m.Count == 0) || m.Raw > maxRaw:
 		return nil, fmt.Errorf("%d bytes of %d", m.Bytes, m.Raw)
 	}
-	missing, next := uint64(0), m.First
+	missing, next, end := uint64(0), m.First, m.Last-1 // the last one is a message
+	if m.Version == versionSkip {
+		end = m.Last
+	}
 	for _, r := range m.Missing {
-		if r.From < next || r.To < r.From || r.To >= m.Last { // the last one is a message
+		if r.From < next || r.To < r.From || r.To > end {
 			return nil, fmt.Errorf("missing are %d to %d of %d to %d", r.From, r.To, m.First, m.Last)
 		}
 		missing += r.To - r.From + 1

@@ -53,17 +53,23 @@ func (s *Segment) Empty() bool { return s.m.Count == 0 }
 // Size is how many bytes the object has up to now, without what is not compressed yet.
 func (s *Segment) Size() int64 { return int64(s.object.Len()) }
 
-// First is when its first message was stored; zero while it is empty.
+// First is when its first message was stored.
 func (s *Segment) First() time.Time { return s.m.From }
 
 // Next is the sequence behind the last one that it knows of.
 func (s *Segment) Next() uint64 { return s.next }
 
-// Gap notes that sequences have no message: they were lost before they could be archived, and that is
-// accepted, or were erased. A message has to follow.
+// Gap notes that sequences have no message: they were lost before they could be archived, or were erased. A
+// message has to follow, or Skip.
 func (s *Segment) Gap(lost, erased outbox.Sequences) {
 	s.m.Gaps = append(s.m.Gaps, lost...)
 	s.m.Erased = s.m.Erased.With(erased...)
+}
+
+// Skip ends the segment with sequences that have no message.
+func (s *Segment) Skip(to uint64) {
+	s.missing(to)
+	s.m.Version, s.m.Last = versionSkip, to
 }
 
 func (s *Segment) missing(to uint64) {
@@ -73,7 +79,8 @@ func (s *Segment) missing(to uint64) {
 
 // Full reports whether it must end: its manifest, or its text, would get larger than what is read back.
 func (s *Segment) Full() bool {
-	return len(s.docs) >= maxDocs || len(s.m.Missing) >= maxMissing || s.m.Raw >= maxRaw-maxLine
+	return len(s.docs) >= maxDocs || len(s.m.Missing)+len(s.m.Gaps) >= maxMissing ||
+		s.m.Raw >= maxRaw-maxLine
 }
 
 // holds returns the messages of a set that are in it.

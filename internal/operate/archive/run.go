@@ -11,8 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
@@ -53,7 +55,7 @@ type Segment struct {
 	Messages uint64          `json:"messages"`
 	Missing  uint64          `json:"missing"`
 	Erased   uint64          `json:"erased,omitempty"` // of these sequences
-	Gaps     []archive.Range `json:"gaps,omitempty"`
+	Gaps     []archive.Range `json:"gaps,omitempty"`   // lost before they could be archived
 	From     time.Time       `json:"from"`
 	To       time.Time       `json:"to"`
 	Bytes    int64           `json:"bytes"`
@@ -77,8 +79,14 @@ func (s Segment) String() string {
 	if s.Erased > 0 {
 		text += fmt.Sprintf(", %d erased", s.Erased)
 	}
-	for _, g := range s.Gaps {
-		text += fmt.Sprintf(", gap %d-%d accepted", g.From, g.To)
+	for _, g := range s.Gaps[:min(len(s.Gaps), maxNamed)] {
+		text += fmt.Sprintf(", gap %d-%d", g.From, g.To)
+	}
+	if n := len(s.Gaps) - maxNamed; n > 0 {
+		text += fmt.Sprintf(" and %d others", n)
+	}
+	if s.Messages == 0 {
+		return text
 	}
 	return text + fmt.Sprintf(", %v to %v, %d bytes of %d", s.From.Format(time.RFC3339),
 		s.To.Format(time.RFC3339), s.Bytes, s.Raw)
@@ -111,12 +119,13 @@ type command struct {
 	api      *jsapi.Client
 	a        *archive.Archive
 	stream   *stream.Stream
-	upTo     uint64     // the confirmed sequence
-	to       uint64     // the newest message that may be archived
-	now      time.Time  // by the broker's clock
-	complete outbox.LSN // all events below it are at or below to
-	system   string     // of complete
-	timeline uint32     // of complete
+	upTo     uint64           // the confirmed sequence
+	to       uint64           // the newest message that may be archived
+	now      time.Time        // by the broker's clock
+	complete outbox.LSN       // all events below it are at or below to
+	system   string           // of complete
+	timeline uint32           // of complete
+	erased   outbox.Sequences // as it was last read
 	report   *Report
 	stop     <-chan struct{} // the run is to end
 }
@@ -206,7 +215,11 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	}
 	if next := c.a.Next(); next > c.to && next <= c.upTo {
 		// There is no message to archive. Were they deleted, or did the limits take all?
-		if err := c.allLost(ctx, next); err != nil {
+		lost, err := c.allLost(ctx, next)
+		if err == nil && len(lost) > 0 {
+			err = c.skip(ctx, lost)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -239,28 +252,143 @@ func differs(message string) error {
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeDiffers, Message: message}
 }
 
-// front returns the lost sequences from next on, if the front of the stream has come beyond it: all but those
-// that were erased. It asks the leader.
-func (c *command) front(ctx context.Context, next uint64) (lost outbox.Sequences, err error) {
-	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: 1, Next: ">"})
-	if err != nil || m != nil && m.Seq <= next {
+// first returns the first message of the stream from a sequence on, as the leader has it; nil: there is none.
+func (c *command) first(ctx context.Context, from uint64) (*jsapi.Message, error) {
+	return c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: from, Next: ">"})
+}
+
+// lost returns those of the sequences without a message that nothing explains: they were not erased, and the
+// header of the message behind them, if there is one, does not say that the broker had lost them, and that
+// what they were comes again.
+func (c *command) lost(ctx context.Context, from, to uint64, behind nats.Header) (outbox.Sequences, error) {
+	if seq, err := strconv.ParseUint(behind.Get(outbox.HeaderLost), 10, 64); err == nil && seq <= to {
+		to = max(seq, from) - 1
+	}
+	if len(c.erased.Lacking(from, to)) == 0 {
+		return nil, nil
+	}
+	var err error
+	c.erased, err = c.stream.Erased(ctx)
+	return c.erased.Lacking(from, to), err
+}
+
+// lostBefore is lost, with the header of a message that was read from the leader; nil: there is none.
+func (c *command) lostBefore(ctx context.Context, from, to uint64, m *jsapi.Message) (outbox.Sequences,
+	error) {
+	var behind nats.Header
+	if m != nil && len(m.Header) > 0 {
+		var err error
+		if behind, err = nats.DecodeHeadersMsg(m.Header); err != nil {
+			return nil, fmt.Errorf("message %d of stream %s: %w", m.Seq, c.cfg.Stream, err)
+		}
+	}
+	return c.lost(ctx, from, to, behind)
+}
+
+// allLost returns what is lost if no message from next on is left to be archived, and the front of the stream
+// has come beyond it. It fails if that is not accepted.
+func (c *command) allLost(ctx context.Context, next uint64) (outbox.Sequences, error) {
+	m, err := c.first(ctx, 1)
+	if err != nil || m != nil && m.Seq <= max(next, c.to) {
 		return nil, err
 	}
 	to := c.upTo
 	if m != nil {
 		to = min(m.Seq-1, c.upTo)
 	}
-	erased, err := c.stream.Erased(ctx)
-	return erased.Lacking(next, to), err
+	lost, err := c.lostBefore(ctx, next, to, m)
+	if err == nil && len(lost) > 0 && !c.accepts(lost) {
+		err = c.gap(lost)
+	}
+	return lost, err
 }
 
-// allLost fails if no message from next on is left to be archived.
-func (c *command) allLost(ctx context.Context, next uint64) error {
-	lost, err := c.front(ctx, next)
-	if err != nil || len(lost) == 0 || lost[len(lost)-1].To < c.to {
+func (c *command) accepts(lost outbox.Sequences) bool {
+	return lost[0].From >= c.o.AcceptGap.From && lost[len(lost)-1].To <= c.o.AcceptGap.To
+}
+
+// skip makes a segment without a message, where all that is confirmed is lost, and that is accepted.
+func (c *command) skip(ctx context.Context, lost outbox.Sequences) error {
+	s, err := c.a.NewSegment()
+	if err != nil {
 		return err
 	}
-	return c.gap(lost)
+	s.Gap(lost, c.erased.Within(s.Next(), c.upTo))
+	s.Skip(c.upTo)
+	err = c.end(ctx, s, c.to)
+	if errors.Is(err, archive.ErrOvertaken) {
+		return c.a.Refresh(ctx)
+	}
+	return err
+}
+
+// end ends a segment. last is the newest message that it may have.
+func (c *command) end(ctx context.Context, s *archive.Segment, last uint64) error {
+	var complete outbox.LSN
+	if last == c.to {
+		if err := c.tail(ctx, s); err != nil {
+			return err
+		}
+		complete = c.complete
+		s.Comes(c.system, c.timeline)
+	}
+	m, err := c.a.Append(ctx, s, complete)
+	if err != nil {
+		return err
+	}
+	c.report.Segments = append(c.report.Segments, segmentOf(c.a, m))
+	c.report.Archived = m.Last
+	c.report.Stands = max(c.report.Stands, m.Last)
+	return nil
+}
+
+// tail notes what is lost behind the newest confirmed message, up to the confirmed checkpoint: the segment
+// says that it has all events below that.
+func (c *command) tail(ctx context.Context, s *archive.Segment) error {
+	if s.Next() > c.upTo {
+		return nil
+	}
+	behind, err := c.first(ctx, s.Next())
+	if err != nil {
+		return err
+	}
+	lost, err := c.lostBefore(ctx, s.Next(), c.upTo, behind)
+	if err == nil && len(lost) > 0 {
+		s.Gap(lost, c.erased.Within(s.Next(), c.upTo))
+		s.Skip(c.upTo)
+	}
+	return err
+}
+
+// hole notes that there is no message up to a sequence. behind is the header of the message behind them.
+// Where the stream's front has come beyond them, they were taken before they could be archived: it fails if
+// that is not accepted. What was taken from within, by a limit for each subject or by somebody, is only
+// noted.
+func (c *command) hole(ctx context.Context, s *archive.Segment, to uint64, behind nats.Header) error {
+	from := s.Next()
+	lost, err := c.lost(ctx, from, to, behind)
+	if err != nil {
+		return err
+	}
+	if len(lost) > 0 {
+		there, err := c.first(ctx, from)
+		switch {
+		case err != nil:
+			return err
+		case there != nil && there.Seq <= to:
+			return fmt.Errorf("stream %s: the server that it was read from lacks message %d, which the "+
+				"leader has: run it again", c.cfg.Stream, there.Seq)
+		}
+		front, err := c.first(ctx, 1)
+		if err != nil {
+			return err
+		}
+		if (front == nil || front.Seq > from) && !c.accepts(lost) {
+			return c.gap(lost)
+		}
+	}
+	s.Gap(lost, c.erased.Within(from, to))
+	return nil
 }
 
 func (c *command) gap(lost outbox.Sequences) error {
@@ -287,23 +415,17 @@ func (c *command) pass(ctx context.Context) error {
 		return err
 	}
 	end := func(ctx context.Context, last uint64) error {
-		var complete outbox.LSN
-		if last == c.to {
-			complete = c.complete
-			s.Comes(c.system, c.timeline)
+		err := c.end(ctx, s, last)
+		if err == nil {
+			s, err = c.a.NewSegment()
 		}
-		m, err := c.a.Append(ctx, s, complete)
-		if err != nil {
-			return err
-		}
-		c.report.Segments = append(c.report.Segments, segmentOf(c.a, m))
-		c.report.Archived = m.Last
-		s, err = c.a.NewSegment()
 		return err
 	}
 	first := c.a.Next()
-	if err := c.allLost(ctx, first); err != nil {
+	if lost, err := c.allLost(ctx, first); err != nil {
 		return err
+	} else if len(lost) > 0 {
+		return c.removed()
 	}
 	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
 	defer task.End()
@@ -316,31 +438,25 @@ func (c *command) pass(ctx context.Context) error {
 			return nil // a replica that lags begins below it
 		}
 		if seq > c.to {
-			return fmt.Errorf("message %d of stream %s was removed while it was read: run it again", c.to,
-				c.cfg.Stream)
+			return c.removed()
+		}
+		if until >= s.Next() && until < seq && !s.Empty() { // a segment that ends without a message
+			if err := c.hole(ctx, s, until, m.Headers()); err != nil {
+				return err
+			}
+			s.Skip(until)
+			if err := end(ctx, until); err != nil {
+				return err
+			}
 		}
 		if seq > s.Next() {
-			// Deleted from within, which is nobody's loss, or taken by the stream's limits?
-			lost, err := c.front(ctx, s.Next())
+			err := c.hole(ctx, s, seq-1, m.Headers())
+			if f := outbox.FaultOf(err); f != nil && f.Code == archive.CodeGap && !s.Empty() {
+				err = cmp.Or(end(ctx, s.Next()-1), err)
+			}
 			if err != nil {
 				return err
 			}
-			erased, err := c.stream.Erased(ctx)
-			if err != nil {
-				return err
-			}
-			lost = lost.Within(s.Next(), seq-1)
-			switch accept := c.o.AcceptGap; {
-			case len(lost) == 0:
-			case lost[0].From < accept.From || lost[len(lost)-1].To > accept.To:
-				if !s.Empty() {
-					if err := end(ctx, s.Next()-1); err != nil {
-						return err
-					}
-				}
-				return c.gap(lost)
-			}
-			s.Gap(lost, erased.Within(s.Next(), seq-1))
 		}
 		task.Set(int64(seq - first + 1))
 		err := s.Add(&archive.Message{
@@ -369,6 +485,11 @@ func (c *command) pass(ctx context.Context) error {
 		return end(ctx, c.to)
 	}
 	return nil
+}
+
+func (c *command) removed() error {
+	return fmt.Errorf("message %d of stream %s was removed while it was read: run it again", c.to,
+		c.cfg.Stream)
 }
 
 func (c *command) stopped() bool {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // world is a stream with a record that the test writes.
@@ -64,13 +67,23 @@ func (w *world) makeStream(first uint64) {
 
 func (w *world) publish(n int) {
 	w.t.Helper()
-	for range n {
+	w.publishBehind(0, n)
+}
+
+// publishBehind publishes messages, of which the first one says that the broker had lost those from a
+// sequence on; 0: none.
+func (w *world) publishBehind(lost uint64, n int) {
+	w.t.Helper()
+	for i := range n {
 		info, err := w.s.Info(w.t.Context())
 		must.Succeed(w.t, err)
 		seq := max(info.State.LastSeq+1, info.State.FirstSeq)
+		h := nats.Header{"By": {"anna"}, "a": {"1", "2"}}
+		if i == 0 && lost > 0 {
+			h.Set(outbox.HeaderLost, fmt.Sprint(lost))
+		}
 		_, err = w.js.PublishMsg(w.t.Context(), &nats.Msg{
-			Subject: fmt.Sprintf("outbox.doc%d", seq%3), Header: nats.Header{"By": {"anna"}, "a": {"1", "2"}},
-			Data: fmt.Appendf(nil, `{"n": %d}`, seq),
+			Subject: fmt.Sprintf("outbox.doc%d", seq%3), Header: h, Data: fmt.Appendf(nil, `{"n": %d}`, seq),
 		})
 		must.Succeed(w.t, err)
 	}
@@ -164,7 +177,7 @@ func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
 	for seq := uint64(20); seq > 12; seq-- {
 		must.Succeed(t, w.s.DeleteMsg(t.Context(), seq))
 	}
-	w.publish(3)
+	w.publishBehind(13, 3)
 	w.confirm(22)
 	if r := w.mustRun(Options{Now: true}); r.Archived != 22 {
 		t.Fatalf("archived up to %d", r.Archived)
@@ -174,15 +187,149 @@ func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {
 	if v.Messages != 14 || v.Read != 2 {
 		t.Errorf("%+v", v)
 	}
-	must.Succeed(t, each(t.Context(), w.cfg, func(_ string, a *archive.Archive) error {
+	w.wantReach(archive.Reach{Last: 22, Complete: 1022, Whole: 1022})
+}
+
+func (w *world) wantReach(want archive.Reach) {
+	w.t.Helper()
+	must.Succeed(w.t, each(w.t.Context(), w.cfg, func(_ string, a *archive.Archive) error {
 		got := a.Reach(func(system string, timeline uint32, _ outbox.LSN) bool {
 			return system == "1" && timeline == 1
 		})
-		if got != (archive.Reach{Last: 22, Complete: 1022, Whole: 1022}) {
-			t.Errorf("%+v", got)
+		if got != want {
+			w.t.Errorf("%+v, want %+v", got, want)
 		}
 		return nil
 	}))
+}
+
+// TestWhatIsTakenFromWithinIsLost: as by a limit for each subject, before it was archived, and also where the
+// newest confirmed messages are. Nothing stops, and nothing shows any more that all is archived. What the
+// broker had lost, and what was erased, is not lost.
+func TestWhatIsTakenFromWithinIsLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	take := func(seqs ...uint64) {
+		t.Helper()
+		for _, seq := range seqs {
+			must.Succeed(t, w.s.DeleteMsg(t.Context(), seq))
+		}
+	}
+	run := func(confirmed, archived uint64, gaps ...archive.Range) {
+		t.Helper()
+		w.confirm(confirmed)
+		r := w.mustRun(Options{Now: true})
+		if len(r.Segments) != 1 || r.Archived != archived || !slices.Equal(r.Segments[0].Gaps, gaps) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	w.publish(20)
+	run(6, 6)
+	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+	must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: 8, To: 8}}))
+	take(8, 19, 20)
+	w.publishBehind(19, 3)
+	run(20, 18)
+	run(21, 21)
+	w.wantReach(archive.Reach{Last: 21, Complete: 1021, Whole: 1021})
+	w.publish(10)
+	take(22, 25, 32, 33)
+	run(33, 33, archive.Range{From: 22, To: 22}, archive.Range{From: 25, To: 25},
+		archive.Range{From: 32, To: 33})
+	w.wantReach(archive.Reach{Last: 33, Complete: 1033, Whole: 1021})
+	w.publish(5)
+	take(37, 38) // a run is killed when it has written the segment up to there, and the next one has more
+	w.confirm(38)
+	ctx, stop := context.WithCancel(t.Context())
+	_, err := Run(ctx, w.cfg, slog.New(slog.DiscardHandler), Options{Now: true, Hit: func(point string) {
+		if point == "archive.written" {
+			stop()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	w.publish(2)
+	w.confirm(40)
+	r := w.mustRun(Options{Now: true})
+	if len(r.Segments) != 2 || r.Segments[0].Last != 38 || r.Segments[1].First != 39 ||
+		!slices.Equal(r.Segments[0].Gaps, []archive.Range{{From: 37, To: 38}}) {
+		t.Fatalf("%+v", r)
+	}
+	w.wantReach(archive.Reach{Last: 40, Complete: 1040, Whole: 1021})
+	w.comesBack()
+}
+
+// comesBack restores what was archived, and compares it with the stream.
+func (w *world) comesBack() {
+	w.t.Helper()
+	_, err := Verify(w.t.Context(), w.cfg, 0)
+	must.Succeed(w.t, err)
+	_, err = w.restore(RestoreOptions{To: "PAST"})
+	must.Succeed(w.t, err)
+	if got, want := w.stored("PAST"), w.stored("OUTBOX"); !reflect.DeepEqual(got, want) {
+		w.t.Errorf("%v\n%v", got, want)
+	}
+}
+
+// TestTheLossOfAllThatIsNotArchivedCanBeAccepted: there is no message behind it, so a segment has none.
+// Killed at any point, the next run makes the same one, also when there is a message by then.
+func TestTheLossOfAllThatIsNotArchivedCanBeAccepted(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"", "archive.begin", "archive.written", "archive.verified"} {
+		for _, more := range []bool{false, true} {
+			w := newWorld(t)
+			known := &archive.Known{}
+			w.publish(10)
+			w.confirm(6)
+			w.mustRun(Options{Now: true, Known: known})
+			must.Succeed(t, w.s.Purge(t.Context()))
+			w.confirm(9) // 10 is not confirmed
+			_, err := w.run(Options{Now: true})
+			w.wantFault(err, archive.CodeGap)
+			accept := Options{Now: true, AcceptGap: archive.Range{From: 7, To: 9}}
+			if point != "" {
+				ctx, stop := context.WithCancel(t.Context())
+				killed := accept
+				killed.Hit = func(p string) {
+					if p == point {
+						stop()
+					}
+				}
+				_, err = Run(ctx, w.cfg, slog.New(slog.DiscardHandler), killed)
+				if !errors.Is(err, context.Canceled) {
+					t.Fatal(err)
+				}
+			}
+			if more {
+				w.publish(2)
+			}
+			r := w.mustRun(accept)
+			if len(r.Segments) != 1 || r.Segments[0].Messages != 0 || r.Archived != 9 ||
+				!slices.Equal(r.Segments[0].Gaps, []archive.Range{{From: 7, To: 9}}) {
+				t.Fatalf("%+v", r)
+			}
+			w.wantReach(archive.Reach{Last: 9, Complete: 1009, Whole: 1006})
+			if r := w.mustRun(Options{Now: true, Known: known}); len(r.Segments) != 0 || r.Archived != 9 {
+				t.Errorf("%+v", r)
+			}
+			w.publish(3)
+			w.confirm(12)
+			_, err = w.run(Options{Now: true, Known: known})
+			w.wantFault(err, archive.CodeGap) // 10
+			w.mustRun(Options{Now: true, Known: known, AcceptGap: archive.Range{From: 10, To: 10}})
+			if got := w.archived(); !slices.Equal(got, []uint64{1, 2, 3, 4, 5, 6, 11, 12}) {
+				t.Errorf("archived are %v", got)
+			}
+			_, err = Verify(t.Context(), w.cfg, 0)
+			must.Succeed(t, err)
+			restored, err := w.restore(RestoreOptions{To: "PAST"})
+			must.Succeed(t, err)
+			if len(w.stored("PAST")) != 8 {
+				t.Errorf("%+v", restored)
+			}
+		}
+	}
 }
 
 // TestAnArchiveOfNothingDoesNotHold: a prefix that is mistyped, or a folder without a segment.
@@ -202,14 +349,14 @@ func TestAnArchiveOfNothingDoesNotHold(t *testing.T) {
 }
 
 // TestMessagesThatTheLimitsTookAreAGap: it stops with the range until that is accepted, and the manifest says
-// so. Messages that were deleted from within are only missing.
+// so. For messages that were deleted from within it does not stop.
 func TestMessagesThatTheLimitsTookAreAGap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.publish(30)
 	must.Succeed(t, w.s.DeleteMsg(t.Context(), 5))
 	w.confirm(10)
-	if r := w.mustRun(Options{Now: true}); r.Segments[0].Missing != 1 || len(r.Segments[0].Gaps) != 0 {
+	if r := w.mustRun(Options{Now: true}); r.Segments[0].Missing != 1 || len(r.Segments[0].Gaps) != 1 {
 		t.Fatalf("%+v", r)
 	}
 	must.Succeed(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(16)))
