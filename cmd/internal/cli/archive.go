@@ -220,6 +220,8 @@ back because their messages have only the beginning of a long value, 1 if a serv
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.Folder, "folder", "", "`name` of the folder to read; by default the newest one")
+	f.Uint64Var(&o.From, "from", 0, "begin with the message at this `sequence`; 0: the first")
+	f.Uint64Var(&o.To, "to", 0, "end with the message at this `sequence`; 0: the last")
 	f.BoolVar(&o.DryRun, "dry-run", false, "only read the archive, and say what it carries")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd

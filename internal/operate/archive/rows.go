@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
@@ -30,6 +32,8 @@ const restoreOrigin = "outflow_restore"
 type RowsOptions struct {
 	Folder string // of the archive; "": the newest one with a segment
 	DryRun bool   // only read the archive, and count
+
+	From, To uint64 // the first and the last sequence; 0: the archive's
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
 }
@@ -77,7 +81,7 @@ type rowWriter struct {
 	conn   *pgx.Conn // nil: nothing is written
 	layout *wiring.Layout
 	carry  *carrier
-	sql    string
+	insert func(detached []catalog.Table) string // the statement
 	rep    *Rows
 	hit    func(string)
 
@@ -126,7 +130,15 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 			Message: "replication.origin is any: outflow run would publish the rows that are put back again"}
 	}
 	w := &rowWriter{layout: l.Layout, hit: o.Hit, rep: &Rows{Folder: folder, Table: l.Layout.Mapping.Table,
-		First: a.Segments[0].First, Last: a.Next() - 1, Cut: []uint64{}}}
+		First: max(o.From, 1), Last: a.Next() - 1, Cut: []uint64{}}}
+	if o.To > 0 {
+		w.rep.Last = min(o.To, w.rep.Last)
+	}
+	if w.rep.First > w.rep.Last {
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "flags",
+			Message: fmt.Sprintf("--from %d --to %d: the archive has 1 to %d", o.From, o.To, a.Next()-1),
+			Hint:    "`outflow archive list` shows what it has"}
+	}
 	if w.hit == nil {
 		w.hit = func(string) {}
 	}
@@ -192,10 +204,17 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	if key := w.layout.Mapping.Key; key != "" {
 		returned = postgres.Quote(key) + "::text"
 	}
-	w.sql = fmt.Sprintf("INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s WHERE NOT EXISTS "+
-		"(SELECT FROM %[1]s WHERE %[4]s = %[5]s) RETURNING %[6]s", table,
-		strings.Join(names, ", "), strings.Join(values, ", "),
-		postgres.Quote(w.layout.ID), id, returned)
+	w.insert = func(detached []catalog.Table) string {
+		var there strings.Builder
+		for _, p := range detached {
+			fmt.Fprintf(&there, " AND NOT EXISTS (SELECT FROM ONLY %s WHERE %s = %s)", p.Quoted(),
+				postgres.Quote(w.layout.ID), id)
+		}
+		return fmt.Sprintf("INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s "+
+			"WHERE NOT EXISTS (SELECT FROM %[1]s WHERE %[4]s = %[5]s)%[7]s RETURNING %[6]s", table,
+			strings.Join(names, ", "), strings.Join(values, ", "),
+			postgres.Quote(w.layout.ID), id, returned, there.String())
+	}
 	return nil
 }
 
@@ -259,7 +278,7 @@ func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) 
 func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 	task := progress.Count(ctx, "putting rows back", "messages", int64(w.rep.Last-w.rep.First+1))
 	defer task.End()
-	err := a.Read(ctx, 1, func(m *archive.Message) error {
+	err := a.ReadRange(ctx, w.rep.First, w.rep.Last+1, func(m *archive.Message) error {
 		task.Set(int64(m.Seq - w.rep.First + 1))
 		if outbox.CutOf(m.Subject, m.Header) != nil {
 			return nil
@@ -275,8 +294,8 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 				w.rep.Cut = append(w.rep.Cut, m.Seq)
 			}
 			return nil
-		case err != nil:
-			return err
+		case err != nil: // what is before it is put back, and the next run may begin here
+			return cmp.Or(w.flush(ctx), err)
 		case w.wasErased(m, values):
 			w.rep.Erased++
 			return nil
@@ -310,11 +329,37 @@ func (w *rowWriter) flush(ctx context.Context) error {
 		w.rep.Inserted += uint64(len(rows))
 		return nil
 	}
-	inserted := uint64(0)
-	err := pgx.BeginFunc(ctx, w.conn, func(tx pgx.Tx) error {
-		b := &pgx.Batch{}
+	var inserted uint64
+	err := errDetached
+	for try := 0; errors.Is(err, errDetached) && try < detachTries; try++ {
+		inserted, err = w.write(ctx, rows, keys)
+	}
+	if err != nil {
+		return err
+	}
+	w.rep.Inserted += inserted
+	w.rep.There += uint64(len(rows)) - inserted
+	w.hit("rows.written")
+	return nil
+}
+
+// errDetached: a partition was detached, or dropped, meanwhile.
+var errDetached = errors.New("partitions are detached again and again meanwhile: run it again")
+
+// detachTries is how often rows are written again because of it.
+const detachTries = 10
+
+// write writes the rows that are neither in the table nor in a partition that is detached and waits for its
+// end.
+func (w *rowWriter) write(ctx context.Context, rows [][]any, keys []string) (inserted uint64, err error) {
+	err = pgx.BeginFunc(ctx, w.conn, func(tx pgx.Tx) error {
+		detached, err := w.detached(ctx, tx)
+		if err != nil {
+			return err
+		}
+		sql, b := w.insert(detached), &pgx.Batch{}
 		for i, values := range rows {
-			b.Queue(w.sql, values...).QueryRow(func(row pgx.Row) error {
+			b.Queue(sql, values...).QueryRow(func(row pgx.Row) error {
 				var key *string
 				switch err := row.Scan(&key); {
 				case errors.Is(err, pgx.ErrNoRows):
@@ -330,15 +375,45 @@ func (w *rowWriter) flush(ctx context.Context) error {
 				return nil
 			})
 		}
-		return tx.SendBatch(ctx, b).Close()
-	})
-	if err != nil {
+		if err := tx.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		// one that was detached before its rows were looked for is in neither
+		now, err := w.detached(ctx, tx)
+		same := func(a, b catalog.Table) bool { return a.OID == b.OID }
+		if err == nil && !slices.EqualFunc(detached, now, same) {
+			err = errDetached
+		}
 		return err
+	})
+	return inserted, err
+}
+
+// detached returns the partitions that queries of the table do not read, and keeps them from being dropped.
+func (w *rowWriter) detached(ctx context.Context, tx pgx.Tx) ([]catalog.Table, error) {
+	if !w.layout.Table.Partitioned {
+		return nil, nil
 	}
-	w.rep.Inserted += inserted
-	w.rep.There += uint64(len(rows)) - inserted
-	w.hit("rows.written")
-	return nil
+	all, err := catalog.DetachedPartitions(ctx, tx, w.layout.Table)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range all {
+		_, err := tx.Exec(ctx, "LOCK TABLE "+p.Quoted()+" IN ACCESS SHARE MODE")
+		switch postgres.SQLState(err) {
+		case "":
+		case "42P01":
+			return nil, errDetached
+		case postgres.StateInsufficientPrivilege:
+			return nil, postgres.Fatal(err, "no_right", fmt.Sprintf("GRANT SELECT ON %s to it, for as long "+
+				"as the command runs", p.Quoted()), "the role may not read the detached partition %s",
+				p.Quoted())
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock the detached partition %s: %w", p.Quoted(), err)
+		}
+	}
+	return all, nil
 }
 
 // carrier takes the columns of a row from its message.
@@ -456,7 +531,9 @@ func (c *carrier) row(m *archive.Message) (values []any, key string, err error) 
 	if !ours {
 		return nil, "", &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
 			Message: fmt.Sprintf("the template %s makes no subject %q, that of message %d: the setting "+
-				"subject was another one", c.template, m.Subject, m.Seq)}
+				"subject was another one", c.template, m.Subject, m.Seq),
+			Hint: fmt.Sprintf("Give the one of then to this command (OUTFLOW_SUBJECT), and --from %d. Where "+
+				"it was changed later, that ends there in the same way", m.Seq)}
 	}
 	if cut {
 		return nil, "", errCut

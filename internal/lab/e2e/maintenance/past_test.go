@@ -152,6 +152,46 @@ func TestStreamAndTableComeBackFromTheArchive(t *testing.T) {
 	}
 }
 
+// TestRowsArePutBackBesideDetachedPartitions: those that are in a partition which waits for its end are
+// there. The subjects were made by another template at first: then the rows of each come back with its own.
+func TestRowsArePutBackBesideDetachedPartitions(t *testing.T) {
+	t.Parallel()
+	r := newRetained(t, pgtest.Server(t), "putback", "ARCHIVE_URL=file://"+t.TempDir())
+	const then, now = "SUBJECT=outbox.{doc_id}", "SUBJECT=outbox.v2.{doc_id}"
+	r.Set(then)
+	r.Init()
+	r.Start()
+	r.day(5) // it is detached, and waits for the archive
+	archived(t, r.Installation, 5)
+	r.MustStop(t)
+	harness.AwaitSlotFree(t, r.Conn, r.Slot)
+	old := ends(r.Installation)
+	r.Set(now)
+	r.Start()
+	archived(t, r.Installation, old+1)
+	if in := harness.Value[int](t, r.Conn, "SELECT count(*) FROM outbox WHERE doc_id <> 'now'"); in > 0 {
+		t.Fatalf("%d rows are in attached partitions", in)
+	}
+	rows := func() int {
+		return harness.Value[int](t, r.Conn,
+			"SELECT count(*) FROM (SELECT id FROM outbox UNION ALL SELECT id FROM day_1) r")
+	}
+	before := rows()
+	harness.Exec(t, r.Conn, "DELETE FROM day_1 WHERE counter < 3")
+	r.MustStop(t)
+	r.MustFail(3, []string{"archive", "rows"}, "rows_columns", "that of message 1:", "--from 1.")
+	r.Set(then)
+	r.MustFail(3, []string{"archive", "rows"}, "rows_columns", fmt.Sprintf("--from %d.", old+1))
+	if n := rows(); n != before {
+		t.Errorf("%d rows of %d", n, before)
+	}
+	r.Set(now)
+	r.MustContain("rows", r.MustRun("archive", "rows", "--from", fmt.Sprint(old+1)), " 0 rows put back")
+	if n := rows(); n != before {
+		t.Errorf("%d rows of %d", n, before)
+	}
+}
+
 // sameMessage reports whether a restored message is what it was: all but the headers that the server checked
 // when it was published.
 func sameMessage(a, b *oracle.Message) bool {
