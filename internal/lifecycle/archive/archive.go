@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -262,7 +261,6 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (
 	if err := a.create(ctx, m, object); err != nil {
 		return nil, err
 	}
-	name := a.ObjectName(m)
 	a.hit("archive.written")
 	if err := a.Verify(ctx, m, nil); err != nil {
 		// Where another archiver was first, an erasure or that one may have emptied it.
@@ -272,12 +270,9 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (
 	if err := a.unerased(ctx, s); err != nil {
 		return nil, errors.Join(err, a.withdraw(ctx, m))
 	}
-	text, err := json.Marshal(m)
+	text, err := m.text()
 	if err != nil {
 		return nil, err
-	}
-	if len(text) > maxManifest {
-		return nil, fmt.Errorf("archive: the manifest of %s has %d bytes", name, len(text))
 	}
 	err = a.store.Create(ctx, a.manifestName(m.First), text)
 	a.hit("archive.manifest")

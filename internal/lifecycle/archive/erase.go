@@ -3,7 +3,6 @@ package archive
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -304,7 +303,7 @@ func (a *Archive) without(ctx context.Context, old *Manifest, e Erasing) (s *Seg
 
 // replace lets a manifest take the place of the one before it. again: somebody else was faster.
 func (a *Archive) replace(ctx context.Context, old, m *Manifest, object []byte) (again bool, err error) {
-	text, err := json.Marshal(m)
+	text, err := m.text()
 	if err != nil {
 		return false, err
 	}

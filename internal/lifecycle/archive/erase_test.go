@@ -47,6 +47,27 @@ func everything(t *testing.T, dir string) (text string) {
 	return text
 }
 
+// TestAManifestThatCannotBeReadBackIsNotWritten: where so much was erased the segment stays as it is.
+func TestAManifestThatCannotBeReadBackIsNotWritten(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	a := load(t, store, nil)
+	must.Succeed(t, add(t, a, 10))
+	before := everything(t, dir)
+	m := *a.Segments[0]
+	m.Generation++
+	for seq := uint64(1_000_000_000); len(m.Erased) < maxManifest/36; seq += 2 {
+		m.Erased = append(m.Erased, Range{From: seq, To: seq})
+	}
+	if again, err := a.replace(t.Context(), a.Segments[0], &m, emptyObject); again || err == nil ||
+		!strings.Contains(err.Error(), "would have") {
+		t.Errorf("again %v, %v", again, err)
+	}
+	if everything(t, dir) != before {
+		t.Error("something was written")
+	}
+}
+
 // mustBeErased checks an archive of up to last messages without those documents.
 func mustBeErased(t *testing.T, store Store, dir string, last uint64, docs ...string) {
 	t.Helper()

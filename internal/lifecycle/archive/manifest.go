@@ -100,6 +100,16 @@ func (m *Manifest) chained() (Hash, error) {
 	return sha256.Sum256(text), err
 }
 
+// text is what is written. One that could not be read back is refused.
+func (m *Manifest) text() ([]byte, error) {
+	text, err := json.Marshal(m)
+	if err == nil && len(text) > maxManifest {
+		err = fmt.Errorf("archive: the manifest of messages %d to %d would have %d bytes, %d are read back",
+			m.First, m.Last, len(text), maxManifest)
+	}
+	return text, err
+}
+
 // parseManifest reads a manifest and checks that it is whole: its chain hash, and that its numbers agree.
 func parseManifest(text []byte) (*Manifest, error) {
 	m := &Manifest{}

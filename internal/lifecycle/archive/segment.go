@@ -63,7 +63,22 @@ func (s *Segment) Next() uint64 { return s.next }
 // message has to follow, or Skip.
 func (s *Segment) Gap(lost, erased outbox.Sequences) {
 	s.m.Gaps = append(s.m.Gaps, lost...)
-	s.m.Erased = s.m.Erased.With(erased...)
+	for _, r := range erased {
+		s.noteErased(r)
+	}
+}
+
+// noteErased notes that messages were erased. They usually lie behind all others, of which there may be very
+// many.
+func (s *Segment) noteErased(r Range) {
+	switch n := len(s.m.Erased); {
+	case n > 0 && r.From <= s.m.Erased[n-1].To:
+		s.m.Erased = s.m.Erased.With(r)
+	case n > 0 && r.From == s.m.Erased[n-1].To+1:
+		s.m.Erased[n-1].To = r.To
+	default:
+		s.m.Erased = append(s.m.Erased, r)
+	}
 }
 
 // Skip ends the segment with sequences that have no message.
@@ -113,7 +128,7 @@ func (s *Segment) Add(msg *Message) error {
 
 // addErased appends the line of a message that was erased.
 func (s *Segment) addErased(seq uint64, h Hash, request string) error {
-	s.m.Erased = s.m.Erased.With(Range{From: seq, To: seq})
+	s.noteErased(Range{From: seq, To: seq})
 	return s.append(seq, s.m.To, func() (Hash, error) {
 		return h, encodeLine(&s.frame, &erasedLine{Seq: seq, Erased: request, MessageHash: h})
 	})
