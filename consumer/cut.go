@@ -86,6 +86,9 @@ func checkBefore(ctx context.Context, cfg *Config, src stream.Source, now stream
 		if err != nil {
 			return fmt.Errorf("stream %s: %w", cfg.Stream, err)
 		}
+		if m == nil && seq < now.Kept {
+			return nil // the archive does not have it either: it was erased, if it was there
+		}
 		if m == nil || cutOf(m) != nil {
 			continue
 		}

@@ -177,7 +177,7 @@ func (d *dispatcher) checkAgain(last uint64) error {
 		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
 	case m != nil && at.known():
 		return checkSame(d.work, d.cfg, d.src, st, m, at)
-	case m == nil && at.Seq >= st.First && !st.Erased.Has(at.Seq):
+	case m == nil && at.Seq >= st.Kept && !st.Erased.Has(at.Seq):
 		return fmt.Errorf("stream %s: sequence %d did not come again: %w", d.cfg.Stream, at.Seq, errLostEnd)
 	}
 	return nil
@@ -288,7 +288,7 @@ func (d *dispatcher) skipToBarrier() error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
-	case m == nil && (st.Last < d.until || st.First <= d.until && !st.Erased.Has(d.until)):
+	case m == nil && (st.Last < d.until || st.Kept <= d.until && !st.Erased.Has(d.until)):
 		return fmt.Errorf("stream %s: sequence %d, behind which another layout begins, is gone: %w",
 			d.cfg.Stream, d.until, errLostEnd)
 	}
@@ -430,11 +430,13 @@ func (d *dispatcher) explainJump(m *stream.Message) (erased bool, err error) {
 	if from > to || !d.cfg.readsAll() {
 		return false, nil
 	}
-	if m.Archived { // the archive has noted that there is no message
+	if j, ok := d.src.(*joined); ok && j.told >= from {
 		d.cfg.Log.Warn("the archive has no message here: it was erased, or deleted before it was archived",
-			"from", from, "to", to)
+			"from", from, "to", min(j.told, to))
 		d.header = nil
-		return false, nil
+		if from = j.told + 1; from > to {
+			return false, nil
+		}
 	}
 	next, err := d.src.Next(d.work, from)
 	if err != nil {

@@ -33,6 +33,7 @@ type joined struct {
 	past   stream.Past // nil: not needed yet
 	kept   uint64      // sequence of the stream's first message, when it was last looked at
 	floor  uint64      // what lies up to here was read, or need not be
+	told   uint64      // up to here the archive was read: what it did not have is nobody's loss, or was told
 	reader *joinedReader
 }
 
@@ -224,7 +225,7 @@ func (r *joinedReader) waits() context.Context {
 	return context.Background()
 }
 
-// choose begins to read what has the next sequence. A gap is where nobody has it.
+// choose begins to read what has the next sequence. A gap is where nobody has it, and it was not erased.
 func (r *joinedReader) choose() error {
 	j, ctx, next := r.joined, r.waits(), r.last+1
 	st, err := j.Source.State(ctx)
@@ -245,7 +246,10 @@ func (r *joinedReader) choose() error {
 		return nil
 	}
 	r.last = st.First - 1
-	return &stream.Gap{From: next, To: r.last}
+	if gone := st.Erased.Lacking(next, r.last); len(gone) > 0 {
+		return &stream.Gap{From: gone[0].From, To: gone[len(gone)-1].To}
+	}
+	return nil
 }
 
 // readArchive returns the next message of the archive; ended: there is none any more.
@@ -259,12 +263,14 @@ func (r *joinedReader) readArchive(ctx context.Context) (m *stream.Message, ende
 				return nil, false, r.joined.failed(err)
 			}
 			r.last = max(r.last, below-1)
+			r.joined.told = r.last
 			return nil, true, nil
 		case a.gap != nil:
 			r.last = a.gap.To
 			return nil, false, a.gap
 		}
 		r.last = a.message.Sequence
+		r.joined.told = r.last
 		return a.message, false, nil
 	case <-ctx.Done():
 		return nil, false, ctx.Err()
@@ -357,7 +363,6 @@ func readArchive(past stream.Past, from, below uint64, filters []string) *archiv
 			if !slices.ContainsFunc(filters, func(f string) bool { return overlap(f, m.Subject) }) {
 				return nil
 			}
-			m.Archived = true
 			return hand(archivedItem{message: m})
 		}, func(g *stream.Gap) error { return hand(archivedItem{gap: g}) })
 	}()

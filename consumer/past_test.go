@@ -29,6 +29,7 @@ type memoryArchive struct {
 	next   uint64
 	held   map[uint64]*stream.Message
 	lost   []stream.Gap
+	erased outbox.Sequences
 	fault  error // of everything that is asked
 }
 
@@ -55,6 +56,18 @@ func (a *memoryArchive) loses(from, to uint64) {
 	defer a.mu.Unlock()
 	maps.DeleteFunc(a.held, func(seq uint64, _ *stream.Message) bool { return seq >= from && seq <= to })
 	a.lost = append(a.lost, stream.Gap{From: from, To: to})
+}
+
+// erase erases messages from the archive alone: the stream does not have them any more.
+func (a *memoryArchive) erase(seqs ...uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, seq := range seqs {
+		if a.held[seq] != nil {
+			delete(a.held, seq)
+			a.erased = a.erased.With(outbox.SequenceRange{From: seq, To: seq})
+		}
+	}
 }
 
 func (a *memoryArchive) Past(context.Context, string, time.Time) (stream.Past, error) {

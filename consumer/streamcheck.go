@@ -25,8 +25,8 @@ type streamCheck struct {
 	// shorter: the stream ends before the newest offset. Outflow publishes the same messages again at the
 	// same sequences.
 	shorter bool
-	// removed: retention has removed the newest message. What follows must have a later header as well,
-	// otherwise nobody can tell what it is.
+	// removed: retention has removed the newest message, or the stream was put back after it was erased. What
+	// follows must have a later header as well, otherwise nobody can tell what it is.
 	removed bool
 	// republishing: the broker has lost the end of its stream and continued at a higher sequence, so messages
 	// are published again under new sequences. The offsets whose message is gone are marked as lost;
@@ -92,6 +92,11 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 	case m != nil && c.newest.known(): // restored from a backup, a stream has another time of creation
 		return checkSame(ctx, cfg, src, now, m, c.newest)
 	case !created.IsZero() && !created.Equal(now.Created):
+		restored, err := c.restored(ctx, cfg, src, now)
+		if restored || err != nil {
+			c.removed = true
+			return err
+		}
 		return &possibleLoss{fault(ErrStream, nil, hintStream(cfg), "stream %s, consumer %s: the marks "+
 			"count in a stream made at %v, this one was made at %v, and does not have the message of "+
 			"sequence %d", cfg.Stream, cfg.Name, created, now.Created, c.newest.Seq), "another stream"}
@@ -100,13 +105,42 @@ func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Sourc
 		cfg.Log.Warn("the stream went back: what comes again up to the marks is passed over", "last",
 			now.Last, "mark", c.newest.Seq)
 	case m != nil || !c.newest.known() || now.Erased.Has(c.newest.Seq):
-	case c.newest.Seq < now.First:
+	case c.newest.Seq < now.Kept:
 		c.removed = true
 	default:
 		cfg.Log.Warn("the stream has lost the newest message that was read: what comes again under new "+
 			"sequences is passed over", "mark", c.newest.Seq)
 	}
 	return nil
+}
+
+// restored reports whether a stream that was made at another time is the one that the newest message was
+// erased from: it says that it was erased, and the event before it is an earlier one, or was erased as well.
+// What follows has to be later.
+func (c *streamCheck) restored(ctx context.Context, cfg *Config, src stream.Source, now stream.State) (bool,
+	error) {
+	if !c.newest.known() || !now.Erased.Has(c.newest.Seq) {
+		return false, nil
+	}
+	for seq := c.newest.Seq - 1; seq >= now.First; seq-- {
+		if now.Erased.Has(seq) {
+			continue
+		}
+		m, err := src.Get(ctx, seq)
+		if err != nil {
+			return false, fmt.Errorf("stream %s: %w", cfg.Stream, err)
+		}
+		if m == nil || cutOf(m) != nil {
+			continue
+		}
+		h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+		if err != nil {
+			return false, fault(ErrForeign, err, hintStream(cfg), "stream %s, sequence %d", cfg.Stream, seq)
+		}
+		before := offsetOf(seq, &h)
+		return before.order(c.newest) < 0, nil
+	}
+	return len(now.Erased.Lacking(1, c.newest.Seq)) == 0, nil
 }
 
 // checkSame returns an error if the message at an offset is not the one that was read.

@@ -70,8 +70,8 @@ func (w *world) publish(n int) {
 	}
 }
 
-// archive archives up to a message.
-func (w *world) archive(to uint64) {
+// archive archives up to a message. The gaps were lost before they could be archived.
+func (w *world) archive(to uint64, gaps ...outbox.SequenceRange) {
 	w.t.Helper()
 	store, err := segments.Open(w.t.Context(), "file://"+w.folder)
 	must.Succeed(w.t, err)
@@ -82,6 +82,7 @@ func (w *world) archive(to uint64) {
 	must.Succeed(w.t, err)
 	s, err := a.NewSegment()
 	must.Succeed(w.t, err)
+	s.Gap(gaps, nil)
 	for seq := a.Next(); seq <= to; seq++ {
 		m, err := w.api.Message(w.t.Context(), "OUTBOX", jsapi.MessageRequest{Seq: seq})
 		must.Succeed(w.t, err)
@@ -183,23 +184,26 @@ func TestAConsumerReadsArchiveAndStream(t *testing.T) {
 	}
 }
 
-// erase erases messages as `outflow erase` does: their sequences are noted, and then they go.
+// erase erases messages as `outflow erase` does: the sequences of those that the stream has are noted, and
+// then they go.
 func (w *world) erase(seqs ...uint64) {
 	w.t.Helper()
-	var all outbox.Sequences
-	for _, seq := range seqs {
-		all = all.With(outbox.SequenceRange{From: seq, To: seq})
-	}
 	info, err := w.s.Info(w.t.Context())
 	must.Succeed(w.t, err)
+	var all, kept outbox.Sequences
+	for _, seq := range seqs {
+		r := outbox.SequenceRange{From: seq, To: seq}
+		if all = all.With(r); seq >= info.State.FirstSeq {
+			kept = kept.With(r)
+		}
+	}
 	cfg := info.Config
-	cfg.Metadata = map[string]string{outbox.MetadataErased: all.String()}
+	cfg.Metadata = map[string]string{outbox.MetadataErased: kept.String()}
 	_, err = w.js.UpdateStream(w.t.Context(), cfg)
 	must.Succeed(w.t, err)
-	for _, seq := range seqs {
-		err := w.s.SecureDeleteMsg(w.t.Context(), seq)
-		if !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // retention has taken it
-			must.Succeed(w.t, err)
+	for _, r := range kept {
+		for seq := r.From; seq <= r.To; seq++ {
+			must.Succeed(w.t, w.s.SecureDeleteMsg(w.t.Context(), seq))
 		}
 	}
 	store, err := segments.Open(w.t.Context(), "file://"+w.folder)
@@ -213,14 +217,24 @@ func (w *world) erase(seqs ...uint64) {
 }
 
 // TestWhatWasErasedIsPassedOver: messages that were erased in the archive alone, in both, and in the stream
-// alone, at the ends of segments and of what retention has left. All others are read, in order.
+// alone, at the ends of segments and of what retention has left, which is where the archive ends or before
+// that. All others are read, in order.
 func TestWhatWasErasedIsPassedOver(t *testing.T) {
 	t.Parallel()
+	for _, purged := range []uint64{30, 40} {
+		t.Run(fmt.Sprint("purged-", purged), func(t *testing.T) {
+			t.Parallel()
+			passesOverErased(t, purged)
+		})
+	}
+}
+
+func passesOverErased(t *testing.T, purged uint64) {
 	w := newWorld(t)
 	w.publish(60)
 	w.archive(20)
 	w.archive(40)
-	w.purge(30)
+	w.purge(purged)
 	erased := []uint64{1, 2, 20, 21, 30, 31, 40, 41, 50}
 	w.erase(erased...)
 	c, err := w.consumer()
@@ -256,6 +270,32 @@ func TestWhatWasErasedIsPassedOver(t *testing.T) {
 	})
 	stop()
 	must.Succeed(t, <-ended)
+}
+
+// TestAGapBeforeWhatWasErasedIsTold: nothing is left to be read of the archive behind what was lost before it
+// was archived.
+func TestAGapBeforeWhatWasErasedIsTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(60)
+	must.Succeed(t, w.s.DeleteMsg(t.Context(), 36))
+	must.Succeed(t, w.s.DeleteMsg(t.Context(), 37))
+	w.archive(40, outbox.SequenceRange{From: 36, To: 37})
+	w.purge(40)
+	w.erase(35, 38, 39, 40)
+	c, err := w.consumer()
+	must.Succeed(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	err = c.Run(ctx, func(_ context.Context, _ pgx.Tx, e *consumer.Event) error {
+		if e.Sequence == 60 {
+			stop()
+		}
+		return nil
+	})
+	if !errors.Is(err, consumer.ErrGap) || !strings.Contains(err.Error(), "36 to 37 are neither") {
+		t.Errorf("Run: %v", err)
+	}
 }
 
 // TestWhatIsWrongWithAnArchiveEndsRun: an object with a flipped bit, one that is lost, and an archive that

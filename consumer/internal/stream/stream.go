@@ -20,8 +20,6 @@ type Message struct {
 	Sequence uint64 // in the stream
 	Time     time.Time
 	Replay   bool // it comes from a replay: see consumer.Event.Replayed
-	// It comes from the archive, which knows of each sequence before it that it has no message.
-	Archived bool
 }
 
 // State is the state of a source's stream.
