@@ -150,3 +150,29 @@ func TestACutWhereTheStreamWentBackEndsRun(t *testing.T) {
 		})
 	}
 }
+
+// TestAMarkAtACutBehindAnErasedEvent: the event that the mark names was erased from the archive, when the
+// stream did not have it any more.
+func TestAMarkAtACutBehindAnErasedEvent(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(4, 1)
+	src.publish(all...)
+	src.publish(s.cut())
+	past := newMemoryArchive(src)
+	cfg := w.config(src)
+	cfg.Archive = past
+	w.readAll(cfg, all)
+	w.awaitOffsets(5)
+	own, err := w.consumer(cfg).partition(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.exec(`UPDATE outflow_mark SET seq = 2, due = '0/0', n = 0, lsn = '0/0', i = 0 WHERE partition <> $1`, own)
+	past.to(5)
+	src.removeTo(5)
+	past.erase(4)
+	more := s.events(2, 1)
+	src.publish(more...)
+	w.readAll(cfg, slices.Concat(all, more))
+}
