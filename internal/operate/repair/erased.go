@@ -1,9 +1,12 @@
 package repair
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -12,23 +15,70 @@ import (
 // erasure has not finished, which could not tell them from what was written before its cut; or the stream has
 // erased messages that the database knows nothing of, so their rows may be in it again. It is nil if the plan
 // publishes no rows.
-func (r *repair) erasures(f *finding, p *plan) *outbox.Fault {
+func (r *repair) erasures(ctx context.Context, f *finding, p *plan) (*outbox.Fault, error) {
 	if p.scan == nil || p.scan.counts[missing] == 0 {
-		return nil
+		return nil, nil
 	}
 	of := p.scan.requests
 	if open := erasure.Unfinished(of, r.cfg.Slot); len(open) > 0 {
 		return &outbox.Fault{Class: outbox.Gap, Code: "erase_unfinished",
 			Message: fmt.Sprintf("%d rows would be published, and an erasure has not finished (request %s)",
-				p.scan.counts[missing], strings.Join(open, ", "))}
+				p.scan.counts[missing], strings.Join(open, ", "))}, nil
 	}
 	unknown := erasure.Unknown(of, r.cfg.Slot, r.cfg.Stream, f.Stream.Erased)
+	if len(unknown) > 0 && r.cfg.Archive.URL != "" {
+		was, err := r.erasedFromArchive(ctx, of)
+		if err != nil {
+			return nil, err
+		}
+		var rest outbox.Sequences
+		for _, u := range unknown {
+			rest = rest.With(was.Lacking(u.From, u.To)...)
+		}
+		unknown = rest
+	}
 	if n := unknown.Count(); n > 0 {
 		return &outbox.Fault{Class: outbox.Gap, Code: "erase_forgotten",
 			Message: fmt.Sprintf("%d messages were erased from stream %s, from %d to %d, by requests that "+
 				"the database does not know: it is from before them, and may have their rows again among "+
 				"the %d that would be published", n, r.cfg.Stream, unknown[0].From,
-				unknown[len(unknown)-1].To, p.scan.counts[missing])}
+				unknown[len(unknown)-1].To, p.scan.counts[missing])}, nil
 	}
-	return nil
+	return nil, nil
+}
+
+// erasedFromArchive returns the sequences whose messages requests that the database knows have erased from
+// the archive. Those that retention had taken from the stream before, a request has not noted itself, and a
+// stream that was restored lists them.
+func (r *repair) erasedFromArchive(ctx context.Context, of []*erasure.Record) (outbox.Sequences, error) {
+	store, err := archive.Open(ctx, r.cfg.Archive.URL)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = store.Close() }()
+	folders, err := archive.Folders(ctx, store, r.cfg.Stream)
+	if err != nil {
+		return nil, err
+	}
+	unknown := func(request string) bool {
+		return !slices.ContainsFunc(of, func(e *erasure.Record) bool {
+			return e.Request == request && (e.Slot == r.cfg.Slot || e.Stream == r.cfg.Stream)
+		})
+	}
+	var all outbox.Sequences
+	for _, folder := range folders {
+		a, err := archive.LoadBrief(ctx, store, folder)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range a.Segments {
+			if slices.ContainsFunc(m.Erasure, unknown) {
+				continue
+			}
+			for _, e := range m.Erased { // who erased what was never archived, it does not say
+				all = append(all, outbox.Sequences(m.Missing).Lacking(e.From, e.To)...)
+			}
+		}
+	}
+	return outbox.Sequences(nil).With(all...), nil
 }

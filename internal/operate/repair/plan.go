@@ -56,7 +56,10 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 		return nil, err
 	}
 	p.loss = r.lossOf(p)
-	p.erasures = r.erasures(f, p)
+	if p.erasures, err = r.erasures(ctx, f, p); err != nil {
+		p.close()
+		return nil, err
+	}
 	return p, nil
 }
 
