@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -366,14 +367,46 @@ func (m *Manifest) matches(ctx context.Context, object []byte) (err error) {
 // Verify reads a segment whole and checks it against its manifest: the object's hash, each message's, their
 // sequences and their Merkle root. It calls f, if that is not nil, with each message that was not erased;
 // what f has seen is right so far as each line has its hash and the object its own. An error of f ends it and
-// is returned.
+// is returned. Without f it compares the manifest's documents as well.
 func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) error) error {
+	if f == nil && !a.brief {
+		return a.newest(ctx, m, func(m *Manifest) error { return a.verifyDocs(ctx, m) })
+	}
 	return a.read(ctx, m, func(msg *Message, _ Hash) error {
 		if f == nil || msg.erased != "" {
 			return nil
 		}
 		return f(msg)
 	})
+}
+
+// verifyDocs reads a segment, and compares the documents of its messages with those of its manifest.
+func (a *Archive) verifyDocs(ctx context.Context, m *Manifest) error {
+	seen := make([]bool, len(m.Docs))
+	var unlisted uint64 // a message of another document
+	err := a.readAs(ctx, m, func(msg *Message, _ Hash) error {
+		if msg.erased != "" {
+			return nil
+		}
+		i, listed := slices.BinarySearch(m.Docs, SubjectHash(msg.Subject))
+		if listed {
+			seen[i] = true
+		} else if unlisted == 0 {
+			unlisted = msg.Seq
+		}
+		return nil
+	})
+	switch i := slices.Index(seen, false); {
+	case err != nil:
+		return err
+	case unlisted > 0:
+		err = fmt.Errorf("its documents lack that of message %d", unlisted)
+	case i >= 0:
+		err = fmt.Errorf("it has a document %s, and the segment no message of it", m.Docs[i])
+	default:
+		return nil
+	}
+	return a.damaged(a.generationName(m.First, m.named), err)
 }
 
 // read is Verify with all lines; f nil: the object's hash is enough. Where an erasure has replaced the object

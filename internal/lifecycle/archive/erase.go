@@ -161,7 +161,8 @@ type Erasing struct {
 	Request string // stands in place of what a line had
 	// Is reports whether a message is to be erased.
 	Is func(*Message) (bool, error)
-	// Maybe reports whether a segment may have such a message; nil: each may.
+	// Maybe reports, by the documents of a manifest, whether a segment may have such a message; nil: each may.
+	// It is not asked where nothing says whether these are right.
 	Maybe func(*Manifest) bool
 	// Before is called before a segment is written anew without messages of which Is said so; may be nil.
 	Before func() error
@@ -173,6 +174,7 @@ type Erasing struct {
 type Erased struct {
 	Messages uint64 // that were erased by this call
 	Segments int    // that were written anew by it
+	Passed   int    // segments that were not read, as by their manifests no document of them is erased
 	Replaced int    // objects and manifests that were overwritten
 }
 
@@ -181,7 +183,9 @@ type Erased struct {
 // harm. Root and chain stay as they are: each line keeps its hash.
 func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error) {
 	for i := range a.Segments {
-		if e.Maybe == nil || e.Maybe(a.Segments[i]) {
+		if m := a.Segments[i]; e.Maybe != nil && m.DocsSum != nil && !e.Maybe(m) {
+			done.Passed++
+		} else {
 			for again := true; again; {
 				if again, err = a.eraseFrom(ctx, i, e, &done); err != nil {
 					return done, err
@@ -256,7 +260,7 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, e Erasing, done *Erased)
 		return false, a.damaged(a.ObjectName(old), errors.New("written anew it has others"))
 	}
 	m := *old
-	m.Bytes, m.Raw, m.Object, m.Docs = made.Bytes, made.Raw, made.Object, made.Docs
+	m.Bytes, m.Raw, m.Object, m.Docs, m.DocsSum = made.Bytes, made.Raw, made.Object, made.Docs, made.DocsSum
 	m.Erased, m.Generation, m.named = made.Erased.With(old.Erased...), gen+1, gen+1
 	if m.Erasure = slices.Clone(old.Erasure); !slices.Contains(m.Erasure, e.Request) {
 		m.Erasure = append(m.Erasure, e.Request)

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -46,10 +47,13 @@ type Manifest struct {
 	// Chain is the hash of all of the above. What is below may change with an erasure.
 	Chain Hash `json:"chain"`
 
-	Bytes   int64    `json:"bytes"`  // of the object
-	Raw     int64    `json:"raw"`    // of its lines
-	Object  Hash     `json:"sha256"` // of the object
-	Docs    []string `json:"documents"`
+	Bytes  int64    `json:"bytes"`  // of the object
+	Raw    int64    `json:"raw"`    // of its lines
+	Object Hash     `json:"sha256"` // of the object
+	Docs   []string `json:"documents"`
+	// DocsSum is the hash of Docs; nil: an earlier build has written it. By Docs an erasure passes segments
+	// over, and nothing else would show that a bit of it was flipped.
+	DocsSum *Hash    `json:"documents_sha256,omitempty"`
 	Erasure []string `json:"erasures"` // the requests by which something of it was erased
 	// Erased are the sequences whose messages were erased: lines without content and, of the missing ones,
 	// those that were erased before they could be archived.
@@ -95,7 +99,7 @@ const (
 func (m *Manifest) chained() (Hash, error) {
 	c := *m
 	c.Chain, c.Bytes, c.Raw, c.Object, c.Docs, c.Erasure = Hash{}, 0, 0, Hash{}, nil, nil
-	c.Erased, c.Generation, c.Replaced = nil, 0, false
+	c.DocsSum, c.Erased, c.Generation, c.Replaced = nil, nil, 0, false
 	text, err := json.Marshal(&c)
 	return sha256.Sum256(text), err
 }
@@ -109,6 +113,9 @@ func (m *Manifest) text() ([]byte, error) {
 	}
 	return text, err
 }
+
+// sumOf is the hash of a list of documents.
+func sumOf(docs []string) Hash { return sha256.Sum256([]byte(strings.Join(docs, " "))) }
 
 // parseManifest reads a manifest and checks that it is whole: its chain hash, and that its numbers agree.
 func parseManifest(text []byte) (*Manifest, error) {
@@ -128,6 +135,8 @@ func parseManifest(text []byte) (*Manifest, error) {
 		return nil, err
 	case sum != m.Chain:
 		return nil, fmt.Errorf("it does not have its own hash")
+	case m.DocsSum != nil && *m.DocsSum != sumOf(m.Docs):
+		return nil, fmt.Errorf("its documents do not have their hash")
 	case m.First == 0 || m.Last < m.First || m.Count == 0 && m.Version != versionSkip:
 		return nil, fmt.Errorf("sequences %d to %d with %d messages", m.First, m.Last, m.Count)
 	case m.Bytes <= 0 || m.Bytes > maxObject || m.Raw < 0 || (m.Raw == 0) != (m.Count == 0) || m.Raw > maxRaw:

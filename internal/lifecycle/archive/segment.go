@@ -183,6 +183,8 @@ func (s *Segment) finish() (*Manifest, []byte, error) {
 		return nil, nil, fmt.Errorf("archive: compress: %w", err)
 	}
 	s.m.Root, s.m.Docs, s.m.Erasure = s.tree.root(), slices.Sorted(maps.Keys(s.docs)), []string{}
+	sum := sumOf(s.m.Docs)
+	s.m.DocsSum = &sum
 	s.m.Bytes, s.m.Object = int64(s.object.Len()), sha256.Sum256(s.object.Bytes())
 	s.m.Chain, err = s.m.chained()
 	return &s.m, s.object.Bytes(), err
