@@ -142,6 +142,9 @@ func (b *bucket) List(ctx context.Context, folder, behind string) (names []strin
 	}
 }
 
+// Tidy has nothing to do: an object is made by one request.
+func (b *bucket) Tidy(context.Context, string) ([]string, error) { return nil, nil }
+
 func named(name string, err error) error {
 	if err != nil {
 		err = fmt.Errorf("archive: %s: %w", name, err)

@@ -199,6 +199,12 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 	return done, a.replaceOld(ctx, &done)
 }
 
+// Tidy removes what killed processes have left of objects that they were making, which may have messages that
+// are erased. It returns the names of those that somebody is making.
+func (a *Archive) Tidy(ctx context.Context) (busy []string, err error) {
+	return a.store.Tidy(ctx, a.folder)
+}
+
 // ErasedBy reads back the segments that a request has written anew, and counts the messages that it erased.
 func (a *Archive) ErasedBy(ctx context.Context, request string) (n int64, err error) {
 	for _, m := range a.Segments {

@@ -29,6 +29,9 @@ type Store interface {
 	// List returns the names directly below a folder that come after another one (""), sorted, those of
 	// folders with a slash at their end.
 	List(ctx context.Context, folder, after string) ([]string, error)
+	// Tidy removes what a killed process has left in a folder of an object that it was making, and returns
+	// the names of those that somebody is making.
+	Tidy(ctx context.Context, folder string) (busy []string, err error)
 	// Close lets it go.
 	Close() error
 }
@@ -67,30 +70,30 @@ type folder struct{ root *os.Root }
 
 func (f *folder) Close() error { return f.root.Close() }
 
+// temporary is how the names of hidden files begin. Whoever makes one holds a lock on it before it has a byte,
+// until it is gone: one with content and without the lock was left by a process that was killed.
+const temporary = ".new-"
+
 // Create writes a hidden file and links it to its name: a link is made only where there is no file, by one
 // call, also between processes and on NFS.
 func (f *folder) Create(ctx context.Context, name string, data []byte) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if _, err := f.root.Lstat(name); err == nil {
+		return ErrExists // and nothing of the data is written
+	}
 	dir := path.Dir(name)
 	if err := f.makeDir(dir); err != nil {
 		return fmt.Errorf("archive: %w", err)
 	}
-	temp := path.Join(dir, ".new-"+rand.Text())
-	if err := f.write(temp, data); err != nil {
-		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
-	}
-	switch err := f.root.Link(temp, name); {
-	case errors.Is(err, fs.ErrExist):
-		return errors.Join(ErrExists, f.root.Remove(temp))
-	case err != nil:
-		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
-	}
-	if err := f.root.Remove(temp); err != nil {
-		return fmt.Errorf("archive: %w", err)
-	}
-	return f.sync(dir)
+	return f.write(dir, data, func(temp string) error {
+		err := f.root.Link(temp, name)
+		if errors.Is(err, fs.ErrExist) {
+			err = ErrExists
+		}
+		return errors.Join(err, f.root.Remove(temp))
+	})
 }
 
 // Replace writes a hidden file and gives it the name.
@@ -98,27 +101,91 @@ func (f *folder) Replace(ctx context.Context, name string, data []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	dir := path.Dir(name)
-	temp := path.Join(dir, ".new-"+rand.Text())
-	err := f.write(temp, data)
-	if err == nil {
-		err = f.root.Rename(temp, name)
+	return f.write(path.Dir(name), data, func(temp string) error {
+		err := f.root.Rename(temp, name)
+		if err != nil {
+			err = errors.Join(err, f.root.Remove(temp))
+		}
+		return err
+	})
+}
+
+// write writes a hidden file, which take gives its name, or removes.
+func (f *folder) write(dir string, data []byte, take func(temp string) error) (err error) {
+	temp := path.Join(dir, temporary+rand.Text())
+	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }() // and lets the lock go
+	hold(file)
+	if _, err = file.Write(data); err == nil {
+		err = file.Sync()
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
 	}
+	if err := take(temp); err != nil {
+		if errors.Is(err, ErrExists) {
+			return err
+		}
+		return fmt.Errorf("archive: %w", err)
+	}
 	return f.sync(dir)
 }
 
-func (f *folder) write(name string, data []byte) error {
-	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// Tidy removes hidden files that nobody holds. An empty one has nothing in it, and may be held in a moment.
+func (f *folder) Tidy(ctx context.Context, dir string) (busy []string, err error) {
+	d, err := f.root.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("archive: %w", err)
 	}
-	if _, err = file.Write(data); err == nil {
-		err = file.Sync()
+	defer func() { _ = d.Close() }()
+	entries, err := d.ReadDir(-1)
+	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
 	}
-	return errors.Join(err, file.Close())
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), temporary) || !e.Type().IsRegular() {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		name := path.Join(dir, e.Name())
+		switch held, err := f.tidy(name); {
+		case err != nil:
+			return nil, fmt.Errorf("archive: %w", err)
+		case held:
+			busy = append(busy, name)
+		}
+	}
+	return busy, f.sync(dir)
+}
+
+func (f *folder) tidy(name string) (held bool, err error) {
+	file, err := f.root.OpenFile(name, os.O_RDWR, 0) // NFS locks nothing that is only read
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // it has its name now
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = file.Close() }()
+	if isHeld(file) {
+		return true, nil
+	}
+	info, err := file.Stat()
+	if err != nil || info.Size() == 0 {
+		return false, err
+	}
+	if err = f.root.Remove(name); errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return false, err
 }
 
 // makeDir makes a folder and those above it, each of them durable.

@@ -60,6 +60,9 @@ func NewDocument(cfg config.Config, r config.Resolved, name string) (*Document, 
 			"nobody can tell", t)}
 }
 
+// Template is the one by which a subject says the document.
+func (d *Document) Template() string { return d.template.String() }
+
 // Dead is the subject of dead letters.
 func (d *Document) Dead() string { return d.dead }
 

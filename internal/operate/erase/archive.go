@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
@@ -11,7 +12,7 @@ import (
 )
 
 // archive erases from all folders of the stream.
-func (c *command) archive(ctx context.Context) error {
+func (c *command) archive(ctx context.Context, until time.Time) error {
 	current := archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created)
 	reached, archived := c.store == nil || len(c.rec.Erased) == 0, int64(0)
 	err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
@@ -26,7 +27,7 @@ func (c *command) archive(ctx context.Context) error {
 		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
 		defer task.End()
 		var gone []found // of the segment at hand, and of one that somebody else has written anew meanwhile
-		_, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Maybe: c.maybe(),
+		done, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Maybe: c.maybe(),
 			Is: func(m *archive.Message) (bool, error) {
 				goes, err := is(m)
 				if goes {
@@ -39,7 +40,11 @@ func (c *command) archive(ctx context.Context) error {
 				return c.note(ctx, gone)
 			},
 			Done: func() { task.Add(1) }})
+		c.passed += done.Passed
 		if err != nil {
+			return err
+		}
+		if err := c.tidy(ctx, a, name, until); err != nil {
 			return err
 		}
 		n, err := a.ErasedBy(ctx, c.o.Request) // also what a run erased that was killed
@@ -54,6 +59,23 @@ func (c *command) archive(ctx context.Context) error {
 		c.behind(0, c.rec.Erased[len(c.rec.Erased)-1].To)
 	}
 	return err
+}
+
+// tidy removes what killed archivers have left, and waits for those that are writing: what they write may have
+// been read before it was erased.
+func (c *command) tidy(ctx context.Context, a *archive.Archive, name string, until time.Time) error {
+	defer progress.Wait(ctx, "waiting for whoever is writing to archive "+name)()
+	for {
+		busy, err := a.Tidy(ctx)
+		if err != nil || len(busy) == 0 {
+			return err
+		}
+		if more, err := pause(ctx, until); err != nil || !more {
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("somebody is writing file %s of the "+
+				"archive: if nobody is, remove it", busy[0]))
+			return err
+		}
+	}
 }
 
 func (c *command) behind(at, last uint64) {

@@ -9,6 +9,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// formerSubject is how messages are reached that have another subject than the one of the settings says.
+const formerSubject = "run it again with that `subject`, and the same request"
+
 // Copy is a stream with copies of the messages. The JSON names are stable.
 type Copy struct {
 	Stream   string `json:"stream"`
@@ -104,7 +107,13 @@ func (c *command) limits() {
 	}
 	if c.untold > 0 {
 		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+
-			"were published with another subject, or are dead letters without one", c.untold))
+			"are dead letters without one, or were published while `subject` was another one; "+formerSubject,
+			c.untold))
+	}
+	if c.passed > 0 {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("%d segments of the archive, of which each message "+
+			"has another subject than %s: if some were published while `subject` was another one, "+
+			formerSubject, c.passed, c.doc.Template()))
 	}
 	for _, name := range c.leftovers {
 		r.NotReached = append(r.NotReached, fmt.Sprintf("object %s of the archive, which a run left that "+

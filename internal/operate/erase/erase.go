@@ -62,6 +62,7 @@ type command struct {
 	store  archive.Store // nil: there is no archive
 	list   []streamInfo  // the account's streams
 	untold uint64        // messages that do not say which document they are of
+	passed int           // segments of the archive that were not read: no message has the document's subject
 	parked erasure.FoundParked
 
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
@@ -287,7 +288,7 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 	if err := c.eraseParked(ctx, true); err != nil {
 		return err
 	}
-	if err := c.archive(ctx); err != nil {
+	if err := c.archive(ctx, until); err != nil {
 		return err
 	}
 	c.o.Hit("erase.archived")
