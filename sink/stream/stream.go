@@ -54,8 +54,12 @@ type Options struct {
 	Erased    outbox.Sequences
 }
 
-// restoring is the name in the stream's metadata of what it is being restored from.
-const restoring = "outflow-restoring"
+// The names in a stream's metadata of the folder of the archive that it is being restored from, or was: it is
+// a copy of the messages there.
+const (
+	MetadataRestoring = "outflow-restoring"
+	MetadataRestored  = "outflow-restored"
+)
 
 // The transform of the stream, from the ingress to the public subjects. The source has a wildcard where the
 // ingress has its random token, so that a new ingress needs no new transform: to change a transform while
@@ -156,7 +160,8 @@ func (s *Stream) Restored(ctx context.Context) error {
 		metadata := map[string]string{}
 		err := json.Unmarshal(c["metadata"], &metadata)
 		if err == nil {
-			delete(metadata, restoring)
+			metadata[MetadataRestored] = metadata[MetadataRestoring]
+			delete(metadata, MetadataRestoring)
 			c["metadata"], err = json.Marshal(metadata)
 		}
 		return err
@@ -261,7 +266,7 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 		MaxMsgSize: -1, FirstSeq: o.First,
 	}
 	if o.Restoring != "" {
-		cfg.Metadata = map[string]string{restoring: o.Restoring}
+		cfg.Metadata = map[string]string{MetadataRestoring: o.Restoring}
 		cfg.DuplicateWindow = RestoreWindow
 		if text := o.Erased.String(); len(text) > maxErased {
 			fit := sort.Search(len(o.Erased), func(i int) bool {

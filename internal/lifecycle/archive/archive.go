@@ -40,6 +40,16 @@ func FolderOf(stream string, created time.Time) string {
 	return stream + "-" + created.UTC().Format(createdLayout)
 }
 
+// StreamOf reads the name of a stream's folder: which stream it is of, and when that was made.
+func StreamOf(folder string) (stream string, created time.Time, ok bool) {
+	parts := folderName().FindStringSubmatch(folder)
+	if parts == nil {
+		return "", created, false
+	}
+	created, err := time.Parse(createdLayout, parts[2])
+	return parts[1], created, err == nil
+}
+
 // Archive is the archive of one stream: its segments, as far as they form a chain. One goroutine uses it.
 type Archive struct {
 	Segments []*Manifest // ascending
@@ -64,7 +74,7 @@ func Folders(ctx context.Context, store Store, stream string) ([]string, error) 
 	var found []string
 	for _, n := range names {
 		n, isFolder := strings.CutSuffix(n, "/")
-		if parts := folderName().FindStringSubmatch(n); isFolder && parts != nil && parts[1] == stream {
+		if of, _, ok := StreamOf(n); isFolder && ok && of == stream {
 			found = append(found, n)
 		}
 	}
@@ -82,18 +92,14 @@ func Load(ctx context.Context, store Store, folder string, hit func(point string
 }
 
 func prepare(store Store, folder string, hit func(point string)) (*Archive, error) {
-	parts := folderName().FindStringSubmatch(folder)
-	if parts == nil {
+	stream, created, ok := StreamOf(folder)
+	if !ok {
 		return nil, fmt.Errorf("archive: %q is no folder of a stream", folder)
-	}
-	created, err := time.Parse(createdLayout, parts[2])
-	if err != nil {
-		return nil, fmt.Errorf("archive: %q is no folder of a stream: %w", folder, err)
 	}
 	if hit == nil {
 		hit = func(string) {}
 	}
-	return &Archive{store: store, folder: root + folder + "/", stream: parts[1], created: created,
+	return &Archive{store: store, folder: root + folder + "/", stream: stream, created: created,
 		hit: hit}, nil
 }
 

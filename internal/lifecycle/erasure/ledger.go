@@ -84,7 +84,7 @@ type Record struct {
 // event. seq 0: the sequence is not known.
 func (r *Record) Goes(header string, seq uint64) bool {
 	h, err := outbox.ParseHeader(header)
-	return err == nil && (seq > 0 && seq <= r.CutSeq || h.Pos.LSN < r.Cut) && !r.isLast(header)
+	return err == nil && (seq > 0 && seq <= r.CutSeq || h.Pos.LSN < r.Cut) && !r.IsLast(header)
 }
 
 // GoesFrom reports that of a message of a stream that was made at a time: all of an earlier one goes, and of
@@ -92,14 +92,15 @@ func (r *Record) Goes(header string, seq uint64) bool {
 func (r *Record) GoesFrom(created time.Time, header string, seq uint64) bool {
 	switch {
 	case created.Before(r.Created):
-		return !r.isLast(header)
+		return !r.IsLast(header)
 	case !created.Equal(r.Created):
 		seq = 0
 	}
 	return r.Goes(header, seq)
 }
 
-func (r *Record) isLast(header string) bool {
+// IsLast reports whether a message is the last event.
+func (r *Record) IsLast(header string) bool {
 	return r.Notified != "" && outbox.HeaderID(header) == string(outbox.AppendHeaderValue(nil, r.Notified))
 }
 

@@ -177,7 +177,7 @@ func (p *Past) Has(doc string, created time.Time, header string, seq uint64) boo
 	}
 	return slices.ContainsFunc(of, func(r *Record) bool {
 		if r.Cut == 0 { // not known yet
-			return !r.isLast(header)
+			return !r.IsLast(header)
 		}
 		return r.GoesFrom(created, header, seq)
 	})

@@ -14,11 +14,14 @@ import (
 // archive erases from all folders of the stream.
 func (c *command) archive(ctx context.Context, until time.Time) error {
 	current := archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created)
-	reached, archived := c.store == nil || len(c.rec.Erased) == 0, int64(0)
-	err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
+	last, err := c.lastErased(ctx)
+	if err != nil {
+		return err
+	}
+	reached, archived := c.store == nil || last == 0, int64(0)
+	err = c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
 		name := c.rep.Folders[len(c.rep.Folders)-1]
-		if name == current && len(c.rec.Erased) > 0 {
-			last := c.rec.Erased[len(c.rec.Erased)-1].To
+		if name == current && last > 0 {
 			// An archiver may hold one of them, which has read it before: not once the archive is beyond it.
 			if reached = a.Next() > last; !reached {
 				c.behind(a.Next()-1, last)
@@ -56,9 +59,31 @@ func (c *command) archive(ctx context.Context, until time.Time) error {
 		err = c.ledger.Save(ctx, c.rec)
 	}
 	if err == nil && !reached && len(c.rep.Waiting) == 0 {
-		c.behind(0, c.rec.Erased[len(c.rec.Erased)-1].To)
+		c.behind(0, last)
 	}
 	return err
+}
+
+// lastErased is the last sequence of the stream whose message was erased; 0: none was. Where the stream was
+// made anew the request has sequences of the former one as well, and the stream's metadata say which are its.
+func (c *command) lastErased(ctx context.Context) (last uint64, err error) {
+	erased := c.rec.Erased
+	if len(erased) > 0 && !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		all, err := c.stream.Erased(ask)
+		if err != nil {
+			return 0, err
+		}
+		erased = nil
+		for _, r := range c.rec.Erased {
+			erased = erased.With(all.Within(r.From, r.To)...)
+		}
+	}
+	if n := len(erased); n > 0 {
+		last = erased[n-1].To
+	}
+	return last, nil
 }
 
 // tidy removes what killed archivers have left, and waits for those that are writing: what they write may have

@@ -100,7 +100,17 @@ func (c *command) limits() {
 	}
 	r.NotReached = append(r.NotReached, c.parked.Unseen...)
 	for _, s := range c.list {
-		if s.outflow && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
+		if c.ours(s.restored) && s.live && s.name != c.cfg.Stream {
+			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s, which was restored from the archive, "+
+				"and to which an Outflow publishes: erase the document with the settings of that one", s.name))
+		}
+		if n := c.stays[s.name]; len(n) > 0 {
+			r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages of the document in stream %s, from "+
+				"%d on: by their positions they were written after the erasure began. If they are of an "+
+				"earlier database cluster, delete them: `nats stream rmm %s SEQUENCE`", len(n), s.name, n[0],
+				s.name))
+		}
+		if s.outflow && s.name != c.cfg.Stream && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
 			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages "+
 				"of an Outflow: if they are copies of these, name it with --copy %s", s.name, s.name))
 		}

@@ -59,10 +59,11 @@ type command struct {
 	rec    *erasure.Record
 	rep    *Report
 	stream *stream.Stream
-	store  archive.Store // nil: there is no archive
-	list   []streamInfo  // the account's streams
-	untold uint64        // messages that do not say which document they are of
-	passed int           // segments of the archive that were not read: no message has the document's subject
+	store  archive.Store       // nil: there is no archive
+	list   []streamInfo        // the account's streams
+	stays  map[string][]uint64 // by copy, messages of the document of which nobody knows whether they go
+	untold uint64              // messages that do not say which document they are of
+	passed int                 // segments of the archive that were not read: no message has the document's subject
 	parked erasure.FoundParked
 
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
@@ -111,7 +112,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 	defer l.Close()
 	ctx, explain := conns.WhileConnected(ctx, l.NATS)
 	defer func() { err = explain(err) }()
-	c := &command{cfg: cfg, log: log, o: o, l: l, stream: stream.New(l.NATS.API(), cfg.Stream, log)}
+	c := &command{cfg: cfg, log: log, o: o, l: l, stays: map[string][]uint64{},
+		stream: stream.New(l.NATS.API(), cfg.Stream, log)}
 	if c.rd, err = l.Read(ctx); err != nil {
 		return nil, err
 	}
@@ -279,19 +281,28 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 		return err
 	}
 	c.o.Hit("erase.messages")
+	if err := c.archive(ctx, until); err != nil {
+		return err
+	}
+	c.o.Hit("erase.archived")
+	if err := c.copies(ctx); err != nil { // something may have been restored from the archive meanwhile
+		return err
+	}
 	for _, k := range c.rep.Copies {
 		if _, err := c.inCopy(ctx, k.Stream, true); err != nil {
 			return err
+		}
+	}
+	for _, s := range c.list {
+		if c.ours(s.restoring) && s.name != c.cfg.Stream {
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s is being restored from the archive",
+				s.name))
 		}
 	}
 	c.o.Hit("erase.copies")
 	if err := c.eraseParked(ctx, true); err != nil {
 		return err
 	}
-	if err := c.archive(ctx, until); err != nil {
-		return err
-	}
-	c.o.Hit("erase.archived")
 	if len(c.rep.Waiting) > 0 {
 		return c.waits(nil)
 	}

@@ -6,16 +6,19 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
@@ -46,9 +49,13 @@ func headerOf(m *jsapi.Message) (nats.Header, error) {
 	return h, nil
 }
 
+// goes says of a message of a stream whether it goes, if it is of the document. unsure: where it lies in the
+// stream of the settings is not known, and its position alone says that it stays.
+type goes func(h nats.Header, seq uint64, at time.Time) (is, unsure bool)
+
 // find reads the messages of a stream up to a sequence, and returns those of the document that go.
 func (c *command) find(ctx context.Context, name string, last uint64, original func(subject string) string,
-	goes func(header string, seq uint64) bool) (all []found, err error) {
+	goes goes) (all []found, err error) {
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil || last == 0 {
 		return nil, err
@@ -59,6 +66,7 @@ func (c *command) find(ctx context.Context, name string, last uint64, original f
 	}
 	task := progress.Count(ctx, "reading stream "+name, "messages", int64(last))
 	defer task.End()
+	var stays []uint64
 	err = jsapi.ReadStream(ctx, js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
 	}, last, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
@@ -68,7 +76,11 @@ func (c *command) find(ctx context.Context, name string, last uint64, original f
 		}
 		task.Set(int64(seq))
 		header := h.Get(outbox.HeaderName)
-		if header == "" || !goes(header, seq) {
+		if header == "" {
+			return nil
+		}
+		now, unsure := goes(h, seq, meta.Timestamp)
+		if !now && !unsure {
 			return nil
 		}
 		var data []byte
@@ -80,23 +92,27 @@ func (c *command) find(ctx context.Context, name string, last uint64, original f
 			data = full.Data
 		}
 		is, known := c.doc.Is(original(m.Subject()), h, data)
-		if !known {
+		if !known && now {
 			c.untold++
 		}
-		if is {
+		switch {
+		case is && now:
 			all = append(all, found{seq, m.Subject(), header})
+		case is:
+			stays = append(stays, seq)
 		}
 		return nil
 	})
+	c.stays[name] = stays
 	return all, err
 }
 
 // inStream reports whether a message of the stream goes, if it is of the document.
-func (c *command) inStream(header string, seq uint64) bool {
+func (c *command) inStream(h nats.Header, seq uint64, _ time.Time) (goes, unsure bool) {
 	if !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
 		seq = 0 // it was made anew
 	}
-	return c.rec.Goes(header, seq)
+	return c.rec.Goes(h.Get(outbox.HeaderName), seq), false
 }
 
 // mayGo is up to where messages may go, and why not further.
@@ -171,10 +187,7 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 // eraseBatch notes that messages are erased, and erases them. What a run that was killed has noted stays
 // noted: it is of the document, and the next run erases it.
 func (c *command) eraseBatch(ctx context.Context, all []found) error {
-	var erased outbox.Sequences
-	for _, f := range all {
-		erased = erased.With(outbox.SequenceRange{From: f.seq, To: f.seq})
-	}
+	erased := sequences(all)
 	c.rec.Erased = c.rec.Erased.With(erased...)
 	if err := c.ledger.Save(ctx, c.rec); err != nil {
 		return err
@@ -198,6 +211,13 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 	return nil
 }
 
+func sequences(all []found) (s outbox.Sequences) {
+	for _, f := range all {
+		s = s.With(outbox.SequenceRange{From: f.seq, To: f.seq})
+	}
+	return s
+}
+
 // note notes the ids of messages, so that their rows are known when they come back.
 func (c *command) note(ctx context.Context, all []found) error {
 	for some := range slices.Chunk(all, batch) {
@@ -214,50 +234,147 @@ func (c *command) note(ctx context.Context, all []found) error {
 
 // streamInfo is what is known of a stream of the account.
 type streamInfo struct {
-	name    string
-	origins []string // streams of this account that it copies
-	live    bool     // an Outflow publishes to it
-	outflow bool     // its newest message is one of Outflow, and it is not a live stream
+	name      string
+	origins   []string // streams of this account that it copies
+	mirror    string   // the only one of them, if it mirrors that: then its sequences are that one's
+	restored  string   // the folder of the archive that it was made from; "": it was not
+	restoring string   // likewise, and that is under way
+	live      bool     // an Outflow publishes to it, or did
+	outflow   bool     // its newest message is one of Outflow, and it is not a live stream
+}
+
+// ours reports whether a folder of the archive is of the stream of the settings.
+func (c *command) ours(folder string) bool {
+	of, _, ok := archive.StreamOf(folder)
+	return ok && of == c.cfg.Stream
 }
 
 // replayed is the name of the stream in which consumers find what is replayed to them.
 func replayed(stream string) string { return stream + "_replay" }
 
 // copies lists the streams of the account that have copies of the messages: those that mirror it or source
-// from it, over others too, what is replayed to consumers, and those that the command line names.
+// from it, over others too, what is replayed to consumers, what was restored from the archive, and those that
+// the command line names.
 func (c *command) copies(ctx context.Context) error {
 	if err := c.listStreams(ctx); err != nil {
 		return err
 	}
 	is := map[string]bool{}
-	known := map[string]bool{}
-	for _, s := range c.list {
-		known[s.name] = true
-	}
 	for _, name := range c.o.Copies {
-		if !known[name] || name == c.cfg.Stream {
+		if c.info(name) == nil || name == c.cfg.Stream {
 			return &outbox.Fault{Class: outbox.Usage, Code: "flags",
 				Message: fmt.Sprintf("--copy %q: the account has no such other stream", name)}
 		}
 		is[name] = true
 	}
-	if name := replayed(c.cfg.Stream); known[name] {
+	if name := replayed(c.cfg.Stream); c.info(name) != nil {
 		is[name] = true
 	}
 	for more := true; more; {
 		more = false
 		for _, s := range c.list {
-			if !is[s.name] && s.name != c.cfg.Stream && slices.ContainsFunc(s.origins, func(o string) bool {
-				return o == c.cfg.Stream || is[o]
-			}) {
+			if !is[s.name] && s.name != c.cfg.Stream && (c.ours(s.restored) && !s.live ||
+				slices.ContainsFunc(s.origins, func(o string) bool { return o == c.cfg.Stream || is[o] })) {
 				is[s.name], more = true, true
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(is)) {
+	c.rep.Copies = []Copy{}
+	for _, name := range c.inOrder(is) {
 		c.rep.Copies = append(c.rep.Copies, Copy{Stream: name})
 	}
 	return nil
+}
+
+// inOrder puts streams behind those that they copy from: what is still in one of these may come again.
+func (c *command) inOrder(is map[string]bool) (all []string) {
+	left := slices.Sorted(maps.Keys(is))
+	for len(left) > 0 {
+		next := slices.IndexFunc(left, func(name string) bool {
+			return !slices.ContainsFunc(c.info(name).origins, func(o string) bool {
+				return slices.Contains(left, o)
+			})
+		})
+		next = max(next, 0) // they copy from one another
+		all = append(all, left[next])
+		left = slices.Delete(left, next, next+1)
+	}
+	return all
+}
+
+// info is what is known of a stream; nil if there is none.
+func (c *command) info(name string) *streamInfo {
+	if i := slices.IndexFunc(c.list, func(s streamInfo) bool { return s.name == name }); i >= 0 {
+		return &c.list[i]
+	}
+	return nil
+}
+
+// sequencesOf is when the stream was made whose sequences the messages of this one have: the stream of the
+// settings, or one that had its name before.
+func (c *command) sequencesOf(name string) (created time.Time, known bool) {
+	for range len(c.list) + 1 {
+		if name == c.cfg.Stream {
+			return micro(c.rd.Stream.Created), true
+		}
+		s := c.info(name)
+		if s == nil {
+			return created, false
+		}
+		if c.ours(s.restored) {
+			_, created, known = archive.StreamOf(s.restored)
+			return micro(created), known
+		}
+		name = s.mirror
+	}
+	return created, false
+}
+
+// headerSource is the header in which the server says from which stream, and from where in it, a message of a
+// stream with sources is.
+const headerSource = "Nats-Stream-Source"
+
+// inCopies says which messages of a copy go. What lies before the cut is known by sequences if the copy has
+// those of the stream, or says them, and otherwise by positions alone: an event of an earlier database
+// cluster may have one behind the cut.
+func (c *command) inCopies(name string) goes {
+	copies := map[string]bool{c.cfg.Stream: true}
+	for _, k := range c.rep.Copies {
+		copies[k.Stream] = true
+	}
+	return func(h nats.Header, seq uint64, at time.Time) (bool, bool) {
+		header, of := h.Get(outbox.HeaderName), name
+		from, _, _ := strings.Cut(h.Get(headerSource), " ")
+		if from != "" {
+			of = from
+			if s := c.info(of); s != nil && s.live && !copies[of] {
+				return false, false // another outbox has a document of that name
+			}
+			seq = sourceSequence(h)
+		}
+		created, known := c.sequencesOf(of)
+		if !known || seq == 0 {
+			goes := c.rec.Goes(header, 0)
+			return goes, !goes && !c.rec.IsLast(header)
+		}
+		if at.Before(created) {
+			created = time.Time{} // it is of a stream that had the name before
+		}
+		return c.rec.GoesFrom(created, header, seq), false
+	}
+}
+
+// sourceSequence is the sequence that a message had in the stream that it was sourced from; 0: not known.
+func sourceSequence(h nats.Header) uint64 {
+	fields := strings.Fields(h.Get(headerSource))
+	if len(fields) < 2 {
+		return 0
+	}
+	seq, err := strconv.ParseUint(fields[1], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return seq
 }
 
 // listStreams reads the account's streams, but for buckets. In a cluster the list names those whose leader
@@ -265,6 +382,8 @@ func (c *command) copies(ctx context.Context) error {
 func (c *command) listStreams(ctx context.Context) error {
 	defer progress.Wait(ctx, "waiting for NATS: the account's streams")()
 	api := c.l.NATS.API()
+	c.list = nil
+	buckets := map[string]bool{}
 	type origin struct {
 		Name     string          `json:"name"`
 		External json.RawMessage `json:"external"`
@@ -275,10 +394,11 @@ func (c *command) listStreams(ctx context.Context) error {
 			Total   int `json:"total"`
 			Streams []struct {
 				Config struct {
-					Name     string   `json:"name"`
-					Subjects []string `json:"subjects"`
-					Mirror   *origin  `json:"mirror"`
-					Sources  []origin `json:"sources"`
+					Name     string            `json:"name"`
+					Subjects []string          `json:"subjects"`
+					Mirror   *origin           `json:"mirror"`
+					Sources  []origin          `json:"sources"`
+					Metadata map[string]string `json:"metadata"`
 				} `json:"config"`
 			} `json:"streams"`
 			Missing []string          `json:"missing"`
@@ -298,10 +418,15 @@ func (c *command) listStreams(ctx context.Context) error {
 		for _, s := range page.Streams {
 			k := s.Config
 			if strings.HasPrefix(k.Name, "KV_") || strings.HasPrefix(k.Name, "OBJ_") {
+				buckets[k.Name] = true
 				continue
 			}
-			info := streamInfo{name: k.Name}
+			info := streamInfo{name: k.Name, restored: k.Metadata[stream.MetadataRestored],
+				restoring: k.Metadata[stream.MetadataRestoring]}
 			if k.Mirror != nil {
+				if k.Mirror.External == nil {
+					info.mirror = k.Mirror.Name
+				}
 				k.Sources = append(k.Sources, *k.Mirror)
 			}
 			for _, o := range k.Sources {
@@ -310,25 +435,31 @@ func (c *command) listStreams(ctx context.Context) error {
 				}
 			}
 			info.live = len(k.Subjects) == 1 && strings.HasPrefix(k.Subjects[0], "_outflow.")
-			if !info.live {
-				ask, cancel := context.WithTimeout(ctx, askTimeout)
-				m, err := api.Message(ask, k.Name, jsapi.MessageRequest{Last: ">"})
-				cancel()
-				if err != nil {
-					return fmt.Errorf("stream %s: %w", k.Name, err)
-				}
-				if m != nil {
-					h, err := headerOf(m)
-					info.outflow = err == nil && (outbox.CutOf(m.Subject, h) != nil ||
-						h.Get(outbox.HeaderName) != "")
-				}
-			}
 			c.list = append(c.list, info)
 		}
 		if offset += len(page.Streams); len(page.Streams) == 0 || offset >= page.Total {
-			return nil
+			break
 		}
 	}
+	for i := range c.list {
+		info := &c.list[i]
+		info.live = info.live && buckets["KV_"+checkpoint.Bucket(info.name)]
+		if info.live {
+			continue
+		}
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		m, err := api.Message(ask, info.name, jsapi.MessageRequest{Last: ">"})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", info.name, err)
+		}
+		if m != nil {
+			h, err := headerOf(m)
+			info.outflow = err == nil && (outbox.CutOf(m.Subject, h) != nil ||
+				h.Get(outbox.HeaderName) != "")
+		}
+	}
+	return nil
 }
 
 // original is the subject that a message of another stream, or a replayed one, had in the stream.
@@ -346,8 +477,8 @@ func (c *command) original(name, subject string) string {
 	return subject
 }
 
-// inCopy erases from a copy, or counts what it would erase there. Of a message there its position says
-// whether it lies before the cut, and the document is in the subject that it had in the stream.
+// inCopy erases from a copy, or counts what it would erase there. The document is in the subject that a message
+// had in the stream.
 func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64, err error) {
 	var info struct {
 		jsapi.Answer
@@ -362,9 +493,7 @@ func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64
 		return 0, err
 	}
 	original := func(subject string) string { return c.original(name, subject) }
-	all, err := c.find(ctx, name, info.State.Last, original, func(header string, _ uint64) bool {
-		return c.rec.Goes(header, 0)
-	})
+	all, err := c.find(ctx, name, info.State.Last, original, c.inCopies(name))
 	if err != nil || !erase {
 		return uint64(len(all)), err
 	}
@@ -374,6 +503,14 @@ func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64
 	}
 	if err := c.note(ctx, all); err != nil {
 		return 0, err
+	}
+	if c.ours(c.info(name).restored) { // and a consumer may read it
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		err := stream.New(c.l.NATS.API(), name, c.log).NoteErased(ask, sequences(all))
+		cancel()
+		if f := outbox.FaultOf(err); err != nil && (f == nil || f.Code != "erase_room") {
+			return 0, err
+		}
 	}
 	task := progress.Count(ctx, "erasing from stream "+name, "messages", int64(len(all)))
 	defer task.End()

@@ -92,13 +92,14 @@ func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 			})
 		}
 		must.Succeed(t, cluster.Start(lags))
-		c := &command{log: slog.New(slog.DiscardHandler),
+		c := &command{log: slog.New(slog.DiscardHandler), stays: map[string][]uint64{},
 			l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
 		for range 5 {
 			read := uint64(0)
-			_, err := c.find(t.Context(), "OUTBOX", last, asItIs, func(_ string, seq uint64) bool {
+			_, err := c.find(t.Context(), "OUTBOX", last, asItIs, func(_ nats.Header, seq uint64,
+				_ time.Time) (bool, bool) {
 				read = seq
-				return false
+				return false, false
 			})
 			if err == nil && read != last {
 				t.Fatalf("it was read up to %d of %d", read, last)

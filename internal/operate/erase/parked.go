@@ -2,6 +2,7 @@ package erase
 
 import (
 	"context"
+	"time"
 
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/outbox"
@@ -41,7 +42,11 @@ func (c *command) wasParked(e *erasure.Parked) bool {
 		c.untold++
 	}
 	header := e.Header.Get(outbox.HeaderName)
-	if e.Stream != c.cfg.Stream || e.Created.IsZero() || e.Sequence == 0 {
+	if e.Stream != c.cfg.Stream {
+		goes, _ := c.inCopies(e.Stream)(e.Header, e.Sequence, time.Now())
+		return is && goes
+	}
+	if e.Created.IsZero() || e.Sequence == 0 {
 		return is && c.rec.Goes(header, 0)
 	}
 	return is && c.rec.GoesFrom(micro(e.Created), header, e.Sequence)

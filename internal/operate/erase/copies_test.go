@@ -1,0 +1,231 @@
+package erase
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
+)
+
+// copied is an account with a stream OUTBOX, and an erasure of its document.
+type copied struct {
+	*command
+	t  *testing.T
+	js jetstream.JetStream
+}
+
+func newCopied(t *testing.T) *copied {
+	t.Helper()
+	conn, err := sink.Connect(t.Context(), sink.Config{URL: natstest.Server(t).URL(), Table: "public.outbox",
+		Stream: "OUTBOX"})
+	must.Succeed(t, err)
+	t.Cleanup(conn.Close)
+	c := &copied{t: t, command: &command{log: slog.New(slog.DiscardHandler), stays: map[string][]uint64{},
+		rep: &Report{}, l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}}
+	c.cfg.Stream, c.cfg.Subject = "OUTBOX", "outbox.{doc_id}"
+	c.doc, err = erasure.NewDocument(c.cfg, config.Resolved{Uses: map[string]config.Use{
+		"doc_id": {Role: config.InDoc}}}, "gone")
+	must.Succeed(t, err)
+	c.js, err = conn.API().JetStream()
+	must.Succeed(t, err)
+	c.add(jetstream.StreamConfig{Name: "KV_outflow-OUTBOX"})
+	c.make()
+	c.rec = &erasure.Record{Created: micro(c.rd.Stream.Created), Cut: 0x1000, CutSeq: 3}
+	return c
+}
+
+// make makes the stream.
+func (c *copied) make() {
+	c.t.Helper()
+	c.add(jetstream.StreamConfig{Name: "OUTBOX", Subjects: []string{"_outflow.1.>"},
+		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "_outflow.*.>", Destination: ">"}})
+	st, err := c.l.NATS.State(c.t.Context())
+	must.Succeed(c.t, err)
+	c.rd.Stream = st
+}
+
+func (c *copied) add(config jetstream.StreamConfig) {
+	c.t.Helper()
+	_, err := c.js.CreateStream(c.t.Context(), config)
+	must.Succeed(c.t, err)
+}
+
+// publish publishes an event with a position.
+func (c *copied) publish(ingress, doc string, lsn outbox.LSN) {
+	c.t.Helper()
+	head := outbox.Header{Pos: outbox.Position{LSN: lsn}, ID: doc}
+	_, err := c.js.PublishMsg(c.t.Context(), &nats.Msg{Subject: ingress + "outbox." + doc,
+		Header: nats.Header{outbox.HeaderName: {head.String()}}})
+	must.Succeed(c.t, err)
+}
+
+// has waits until a copy has so many messages.
+func (c *copied) has(name string, n uint64) {
+	c.t.Helper()
+	await.Until(c.t, fmt.Sprintf("%s has %d messages", name, n), func() error {
+		s, err := c.js.Stream(c.t.Context(), name)
+		if err == nil && s.CachedInfo().State.Msgs != n {
+			err = fmt.Errorf("it has %d", s.CachedInfo().State.Msgs)
+		}
+		return err
+	})
+}
+
+// goesFrom is which messages go from a copy.
+func (c *copied) goesFrom(name string) (all []uint64) {
+	c.t.Helper()
+	s, err := c.js.Stream(c.t.Context(), name)
+	must.Succeed(c.t, err)
+	found, err := c.find(c.t.Context(), name, s.CachedInfo().State.LastSeq, asItIs, c.inCopies(name))
+	must.Succeed(c.t, err)
+	for _, f := range found {
+		all = append(all, f.seq)
+	}
+	return all
+}
+
+func sourced(names ...string) (all []*jetstream.StreamSource) {
+	for _, n := range names {
+		all = append(all, &jetstream.StreamSource{Name: n})
+	}
+	return all
+}
+
+// TestACopyIsErasedUpToTheCut, also of what was written by an earlier database cluster, whose positions lie
+// behind it: sequences tell, wherever a message has those of the stream. Where it has not it is named.
+func TestACopyIsErasedUpToTheCut(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	const ingress = "_outflow.1."
+	c.publish(ingress, "gone", 0x9000) // 1: of the earlier cluster
+	c.publish(ingress, "other", 0x9001)
+	c.publish(ingress, "gone", 0x100)
+	c.publish(ingress, "gone", 0x1100) // 4: behind the cut
+	c.add(jetstream.StreamConfig{Name: "ANOTHER", Subjects: []string{"another.>"},
+		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "another.>", Destination: ">"}})
+	c.publish("another.", "gone", 0x200)
+	c.add(jetstream.StreamConfig{Name: "LIVE", Subjects: []string{"_outflow.2.>"},
+		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "_outflow.*.>", Destination: ">"}})
+	c.add(jetstream.StreamConfig{Name: "KV_outflow-LIVE"})
+	c.publish("_outflow.2.", "gone", 0x300)
+
+	c.add(jetstream.StreamConfig{Name: "M_MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("M_MIRROR", 4)
+	c.add(jetstream.StreamConfig{Name: "L_AGGREGATE", Sources: sourced("M_MIRROR")})
+	c.has("L_AGGREGATE", 4)
+	c.add(jetstream.StreamConfig{Name: "K_FURTHER", Sources: sourced("L_AGGREGATE")})
+	c.has("K_FURTHER", 4)
+	c.add(jetstream.StreamConfig{Name: "B_MIXED", Sources: sourced("LIVE")})
+	c.has("B_MIXED", 1)
+	_, err := c.js.UpdateStream(t.Context(), jetstream.StreamConfig{Name: "B_MIXED",
+		Sources: sourced("LIVE", "OUTBOX")})
+	must.Succeed(t, err)
+	c.has("B_MIXED", 5)
+	restored := archive.FolderOf("OUTBOX", c.rd.Stream.Created)
+	c.add(jetstream.StreamConfig{Name: "A_RESTORED", Subjects: []string{"_outflow.3.>"},
+		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "_outflow.*.>", Destination: ">"},
+		Metadata:         map[string]string{stream.MetadataRestored: restored}})
+	c.publish("_outflow.3.", "gone", 0x9000)
+	c.publish("_outflow.3.", "other", 0x9001)
+	c.publish("_outflow.3.", "gone", 0x100)
+	c.publish("_outflow.3.", "gone", 0x1100)
+	c.add(jetstream.StreamConfig{Name: "IN_USE", Subjects: []string{"_outflow.4.>"},
+		Metadata: map[string]string{stream.MetadataRestored: restored}})
+	c.add(jetstream.StreamConfig{Name: "KV_outflow-IN_USE"})
+
+	must.Succeed(t, c.copies(t.Context()))
+	var names []string
+	for _, k := range c.rep.Copies {
+		names = append(names, k.Stream)
+	}
+	if got := strings.Join(names, " "); got != "A_RESTORED B_MIXED M_MIRROR L_AGGREGATE K_FURTHER" {
+		t.Errorf("copies in this order: %s", got)
+	}
+	for name, want := range map[string][]uint64{"A_RESTORED": {1, 3}, "M_MIRROR": {1, 3}, "B_MIXED": {2, 4},
+		"L_AGGREGATE": {1, 3}, "K_FURTHER": {3}} {
+		if got := c.goesFrom(name); !slices.Equal(got, want) {
+			t.Errorf("from %s go %v, want %v", name, got, want)
+		}
+	}
+	c.limits()
+	said := strings.Join(c.rep.NotReached, "\n")
+	for _, want := range []string{"2 messages of the document in stream K_FURTHER, from 1 on",
+		"stream ANOTHER of the account", "stream IN_USE, which was restored"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not said: %s", want, said)
+		}
+	}
+	for _, never := range []string{"M_MIRROR", "B_MIXED", "LIVE", "OUTBOX"} {
+		if strings.Contains(said, never) {
+			t.Errorf("%s is named: %s", never, said)
+		}
+	}
+}
+
+// TestWhatACopyHasOfAnEarlierStreamGoes: the stream was deleted and made anew, and its copies have kept what
+// they had of the former one, under sequences that lie behind the cut.
+func TestWhatACopyHasOfAnEarlierStreamGoes(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	const ingress = "_outflow.1."
+	for range 4 {
+		c.publish(ingress, "other", 0x9000)
+	}
+	c.publish(ingress, "gone", 0x9000)
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("MIRROR", 5)
+	c.add(jetstream.StreamConfig{Name: "AGGREGATE", Sources: sourced("OUTBOX")})
+	c.has("AGGREGATE", 5)
+	must.Succeed(t, c.js.DeleteStream(t.Context(), "OUTBOX"))
+	c.make()
+	c.rec.Created = micro(c.rd.Stream.Created)
+	must.Succeed(t, c.copies(t.Context()))
+	for _, name := range []string{"MIRROR", "AGGREGATE"} {
+		if got := c.goesFrom(name); !slices.Equal(got, []uint64{5}) {
+			t.Errorf("from %s go %v", name, got)
+		}
+	}
+}
+
+// TestAnErasureWaitsForWhatItErasedFromThisStream: the request was begun on a longer one, of which the
+// archive of this one will have no message for long.
+func TestAnErasureWaitsForWhatItErasedFromThisStream(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
+	c.rec.Erased = outbox.Sequences{{From: 2, To: 2}, {From: 1000, To: 1000}}
+	last := func() uint64 {
+		t.Helper()
+		seq, err := c.lastErased(t.Context())
+		must.Succeed(t, err)
+		return seq
+	}
+	if got := last(); got != 1000 {
+		t.Errorf("of the same stream: %d", got)
+	}
+	c.rec.Created = c.rec.Created.Add(-time.Hour)
+	if got := last(); got != 0 {
+		t.Errorf("nothing was erased from this one: %d", got)
+	}
+	must.Succeed(t, c.stream.NoteErased(t.Context(), outbox.Sequences{{From: 2, To: 3}}))
+	if got := last(); got != 2 {
+		t.Errorf("2 was: %d", got)
+	}
+}
