@@ -38,10 +38,11 @@ type Cluster struct {
 
 // Replica is a follower of a stream's leader.
 type Replica struct {
-	Name    string `json:"name"`
-	Current bool   `json:"current"`
-	Offline bool   `json:"offline"`
-	Lag     uint64 `json:"lag"` // operations
+	Name    string        `json:"name"`
+	Current bool          `json:"current"`
+	Offline bool          `json:"offline"`
+	Lag     uint64        `json:"lag"`    // operations
+	Active  time.Duration `json:"active"` // since the leader last heard of it
 }
 
 // Led reports whether the answer is that of the stream's leader, as far as it says. Without a leader another

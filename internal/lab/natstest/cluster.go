@@ -72,6 +72,9 @@ func (c *ServerCluster) URLs() string {
 	return strings.Join(all, ",")
 }
 
+// Dir returns the folder of one node.
+func (c *ServerCluster) Dir(node int) string { return c.options[node].Dir }
+
 // Stop shuts a node down.
 func (c *ServerCluster) Stop(node int) {
 	if s := c.nodes[node]; s != nil {

@@ -76,6 +76,7 @@ type Record struct {
 	Archived  int64             // messages that were erased from the archive
 	Copies    map[string]uint64 // of other streams, how many were erased
 	Parked    int64             // events that consumers had parked
+	Away      []string          // replicas that were away when messages had been erased; in the certificate
 	Requested time.Time
 	Finished  time.Time // zero: not yet
 }
@@ -299,20 +300,20 @@ func read(ctx context.Context, q catalog.Querier, k catalog.Kept, condition stri
 	error) {
 	rows, err := q.Query(ctx, `SELECT slot, request, document, key, system_id, stream, stream_created,
 			coalesce(notified, ''), rows, coalesce(cut::text, ''), coalesce(cut_sequence, 0), sequences,
-			archived, copies, parked, requested_at, finished_at
+			archived, copies, parked, coalesce(certificate->'replicas_away', '[]'), requested_at, finished_at
 		FROM `+k.Table+` l WHERE `+condition+` ORDER BY requested_at, slot, request`, args...)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Record, error) {
 		r := &Record{rows: rowsOf(k)}
-		var copies []byte
+		var copies, away []byte
 		var cut, sequences string
 		var seq int64
 		var finished *time.Time
 		err := row.Scan(&r.Slot, &r.Request, &r.Document, &r.key, &r.System, &r.Stream, &r.Created,
-			&r.Notified, &r.Rows, &cut, &seq, &sequences, &r.Archived, &copies, &r.Parked, &r.Requested,
-			&finished)
+			&r.Notified, &r.Rows, &cut, &seq, &sequences, &r.Archived, &copies, &r.Parked, &away,
+			&r.Requested, &finished)
 		if err != nil {
 			return nil, err
 		}
@@ -325,6 +326,9 @@ func read(ctx context.Context, q catalog.Querier, k catalog.Kept, condition stri
 		}
 		if err == nil {
 			err = json.Unmarshal(copies, &r.Copies)
+		}
+		if err == nil {
+			err = json.Unmarshal(away, &r.Away)
 		}
 		if err == nil {
 			r.Erased, err = outbox.ParseSequences(sequences)
@@ -401,11 +405,22 @@ func (l *Ledger) save(ctx context.Context, q catalog.Querier, r *Record) error {
 	if err != nil {
 		return err
 	}
+	var away *string
+	if len(r.Away) > 0 {
+		text, err := json.Marshal(r.Away)
+		if err != nil {
+			return err
+		}
+		list := string(text)
+		away = &list
+	}
 	var saved string
 	err = q.QueryRow(ctx, `UPDATE `+l.table+` SET notified = nullif($3, ''), rows = $4, cut = $5::text::pg_lsn,
-			cut_sequence = $6, sequences = $7, archived = $8, copies = $9::text::jsonb, parked = $10
+			cut_sequence = $6, sequences = $7, archived = $8, copies = $9::text::jsonb, parked = $10,
+			certificate = CASE WHEN $11::text IS NULL THEN certificate
+				ELSE coalesce(certificate, '{}') || jsonb_build_object('replicas_away', $11::text::jsonb) END
 		WHERE slot = $1 AND request = $2 RETURNING request`, l.slot, r.Request, r.Notified, r.Rows, cut,
-		int64(r.CutSeq), r.Erased.String(), r.Archived, string(copies), r.Parked).Scan(&saved)
+		int64(r.CutSeq), r.Erased.String(), r.Archived, string(copies), r.Parked, away).Scan(&saved)
 	if err != nil {
 		return l.explain("write table "+l.table, err)
 	}

@@ -39,7 +39,8 @@ type Report struct {
 	Archived    int64      `json:"archived"`  // messages of the archive
 	Folders     []string   `json:"archive_folders"`
 
-	Waiting    []string `json:"waiting,omitempty"` // what has to come before the rest can go
+	Away       []string `json:"replicas_away,omitempty"` // when messages had been erased
+	Waiting    []string `json:"waiting,omitempty"`       // what has to come before the rest can go
 	NotReached []string `json:"not_reached"`
 }
 
@@ -87,6 +88,11 @@ func (r *Report) Lines() []string {
 	return lines
 }
 
+// copy reports whether a stream is one of the copies.
+func (r *Report) copy(stream string) bool {
+	return slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == stream })
+}
+
 // limits names what is not reached.
 func (c *command) limits() {
 	r := c.rep
@@ -97,6 +103,12 @@ func (c *command) limits() {
 			"that --database names",
 		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
 		"streams of other accounts and domains that mirror this one or source from it",
+	}
+	if slices.ContainsFunc(c.list, func(s streamInfo) bool {
+		return s.replicas > 1 && (s.name == c.cfg.Stream || r.copy(s.name))
+	}) {
+		r.NotReached = append(r.NotReached, "logs of Raft, by which NATS servers replicate a stream: they have "+
+			"what was published until the servers shorten them, some minutes later")
 	}
 	r.NotReached = append(r.NotReached, c.parked.Unseen...)
 	for _, s := range c.list {
@@ -110,10 +122,15 @@ func (c *command) limits() {
 				"earlier database cluster, delete them: `nats stream rmm %s SEQUENCE`", len(n), s.name, n[0],
 				s.name))
 		}
-		if s.outflow && s.name != c.cfg.Stream && !slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == s.name }) {
+		if s.outflow && s.name != c.cfg.Stream && !r.copy(s.name) {
 			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages "+
 				"of an Outflow: if they are copies of these, name it with --copy %s", s.name, s.name))
 		}
+	}
+	for _, replica := range r.Away {
+		r.NotReached = append(r.NotReached, fmt.Sprintf("the files of %s: it was away when messages were "+
+			"erased, and may not have overwritten them. Let the server make them anew: `nats stream cluster "+
+			"peer-remove`", replica))
 	}
 	if c.untold > 0 {
 		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+

@@ -216,9 +216,11 @@ func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 	}
 	r.Messages = uint64(len(found))
 	for i := range r.Copies {
-		if r.Copies[i].Messages, err = c.inCopy(ctx, r.Copies[i].Stream, false); err != nil {
+		all, err := c.inCopy(ctx, r.Copies[i].Stream)
+		if err != nil {
 			return err
 		}
+		r.Copies[i].Messages = uint64(len(all))
 	}
 	if err := c.eraseParked(ctx, false); err != nil {
 		return err
@@ -243,6 +245,7 @@ func (c *command) fill() {
 	r, rec := c.rep, c.rec
 	r.Document, r.Requested = fmt.Sprintf("%x", rec.Document), &rec.Requested
 	r.Notified, r.Rows, r.Cut, r.CutSequence = rec.Notified, rec.Rows, rec.Cut, rec.CutSeq
+	r.Away = rec.Away
 	r.Messages, r.Archived, r.Parked = rec.Erased.Count(), rec.Archived, rec.Parked
 	for i := range r.Copies {
 		r.Copies[i].Messages = rec.Copies[r.Copies[i].Stream]
@@ -289,7 +292,7 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 		return err
 	}
 	for _, k := range c.rep.Copies {
-		if _, err := c.inCopy(ctx, k.Stream, true); err != nil {
+		if err := c.eraseCopy(ctx, k.Stream, until); err != nil {
 			return err
 		}
 	}

@@ -156,6 +156,21 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 	if err != nil {
 		return err
 	}
+	if len(left) > 0 {
+		ok, err := c.replicas(ctx, c.cfg.Stream, until, len(c.rec.Erased) > 0)
+		if err != nil || !ok {
+			return err
+		}
+	}
+	if err := c.eraseAll(ctx, left, until); err != nil || len(c.rec.Erased) == 0 {
+		return err
+	}
+	_, err = c.replicas(ctx, c.cfg.Stream, until, true)
+	return err
+}
+
+// eraseAll erases messages of the stream, as far as they may go until then.
+func (c *command) eraseAll(ctx context.Context, left []found, until time.Time) error {
 	task := progress.Count(ctx, "erasing from stream "+c.cfg.Stream, "messages", int64(len(left)))
 	defer task.End()
 	for len(left) > 0 {
@@ -239,8 +254,9 @@ type streamInfo struct {
 	mirror    string   // the only one of them, if it mirrors that: then its sequences are that one's
 	restored  string   // the folder of the archive that it was made from; "": it was not
 	restoring string   // likewise, and that is under way
-	live      bool     // an Outflow publishes to it, or did
-	outflow   bool     // its newest message is one of Outflow, and it is not a live stream
+	replicas  int
+	live      bool // an Outflow publishes to it, or did
+	outflow   bool // its newest message is one of Outflow, and it is not a live stream
 }
 
 // ours reports whether a folder of the archive is of the stream of the settings.
@@ -398,6 +414,7 @@ func (c *command) listStreams(ctx context.Context) error {
 					Subjects []string          `json:"subjects"`
 					Mirror   *origin           `json:"mirror"`
 					Sources  []origin          `json:"sources"`
+					Replicas int               `json:"num_replicas"`
 					Metadata map[string]string `json:"metadata"`
 				} `json:"config"`
 			} `json:"streams"`
@@ -421,7 +438,7 @@ func (c *command) listStreams(ctx context.Context) error {
 				buckets[k.Name] = true
 				continue
 			}
-			info := streamInfo{name: k.Name, restored: k.Metadata[stream.MetadataRestored],
+			info := streamInfo{name: k.Name, replicas: k.Replicas, restored: k.Metadata[stream.MetadataRestored],
 				restoring: k.Metadata[stream.MetadataRestoring]}
 			if k.Mirror != nil {
 				if k.Mirror.External == nil {
@@ -477,9 +494,8 @@ func (c *command) original(name, subject string) string {
 	return subject
 }
 
-// inCopy erases from a copy, or counts what it would erase there. The document is in the subject that a message
-// had in the stream.
-func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64, err error) {
+// inCopy finds what goes from a copy. The document is in the subject that a message had in the stream.
+func (c *command) inCopy(ctx context.Context, name string) (all []found, err error) {
 	var info struct {
 		jsapi.Answer
 		State struct {
@@ -490,37 +506,50 @@ func (c *command) inCopy(ctx context.Context, name string, erase bool) (n uint64
 	err = c.l.NATS.API().Ask(ask, "STREAM.INFO."+name, nil, &info)
 	cancel()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	original := func(subject string) string { return c.original(name, subject) }
-	all, err := c.find(ctx, name, info.State.Last, original, c.inCopies(name))
-	if err != nil || !erase {
-		return uint64(len(all)), err
+	return c.find(ctx, name, info.State.Last, original, c.inCopies(name))
+}
+
+// eraseCopy erases from a copy.
+func (c *command) eraseCopy(ctx context.Context, name string, until time.Time) error {
+	all, err := c.inCopy(ctx, name)
+	if err != nil {
+		return err
+	}
+	if len(all) > 0 {
+		ok, err := c.replicas(ctx, name, until, c.rec.Copies[name] > 0)
+		if err != nil || !ok {
+			return err
+		}
 	}
 	c.rec.Copies[name] = max(c.rec.Copies[name], uint64(len(all))) // a run that is killed leaves fewer
 	if err := c.ledger.Save(ctx, c.rec); err != nil {
-		return 0, err
+		return err
 	}
 	if err := c.note(ctx, all); err != nil {
-		return 0, err
+		return err
 	}
 	if c.ours(c.info(name).restored) { // and a consumer may read it
 		ask, cancel := context.WithTimeout(ctx, askTimeout)
 		err := stream.New(c.l.NATS.API(), name, c.log).NoteErased(ask, sequences(all))
 		cancel()
 		if f := outbox.FaultOf(err); err != nil && (f == nil || f.Code != "erase_room") {
-			return 0, err
+			return err
 		}
 	}
 	task := progress.Count(ctx, "erasing from stream "+name, "messages", int64(len(all)))
 	defer task.End()
 	for _, f := range all {
 		if err := c.delete(ctx, name, f); err != nil {
-			return n, err
+			return err
 		}
-		n++
 		task.Add(1)
 		c.o.Hit("erase.copy")
 	}
-	return n, nil
+	if c.rec.Copies[name] > 0 {
+		_, err = c.replicas(ctx, name, until, true)
+	}
+	return err
 }

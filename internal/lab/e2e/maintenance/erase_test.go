@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -376,6 +377,92 @@ func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
 	}
 	f.Env = env
 	f.MustStop(t)
+}
+
+// TestAnErasureWaitsForReplicas: one that was away would hear of what was erased by a snapshot, and then keep
+// it in its files. So nothing is erased while one is away. One that goes away afterwards is named.
+func TestAnErasureWaitsForReplicas(t *testing.T) {
+	t.Parallel()
+	const secret, doc, each = "S3CR3T", "gone", 3
+	cluster := natstest.Cluster(t, 3)
+	f := harness.NewInstallation(t, pgtest.Server(t), cluster.URLs(), "erasereplicas", "INIT_REPLICAS=3",
+		"SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	for i := range each {
+		harness.Insert(t, f.Conn, doc, i+1, `{"of": "`+secret+`"}`)
+	}
+	harness.AwaitMessages(t, f.JS, f.Stream, each)
+	settle(t, f)
+	args := []string{"--doc", doc, "--request", "r", "--yes"}
+	run := func(want func(c certificate, code int) bool) (c certificate) {
+		t.Helper()
+		harness.Eventually(t, "an erasure ends as it should", func() error {
+			settle(t, f)
+			var said string
+			var code int
+			c, said, code = erase(t, f, args...)
+			if code != 0 && !waits(said) && !harness.Unanswered(t, "erase", said) {
+				t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+			}
+			if !want(c, code) {
+				return fmt.Errorf("exit code %d: %+v\n%s", code, c, said)
+			}
+			return nil
+		})
+		return c
+	}
+	stop := func() (node int) {
+		t.Helper()
+		leader, err := cluster.WaitLeader(f.Stream, 3*time.Minute)
+		harness.Must(t, err)
+		node = (leader + 1) % 3
+		cluster.Stop(node)
+		return node
+	}
+	start := func(node int) {
+		t.Helper()
+		harness.Must(t, cluster.Start(node))
+		harness.Must(t, cluster.WaitReady(3*time.Minute))
+	}
+	node := stop()
+	name := fmt.Sprint("node", node)
+	run(func(c certificate, code int) bool {
+		return code == 1 && strings.Contains(fmt.Sprint(c.Waiting), "replicas of stream "+f.Stream) &&
+			strings.Contains(fmt.Sprint(c.Waiting), name)
+	})
+	found := 0
+	for _, m := range harness.Messages(t, f.JS, f.Stream) {
+		if bytes.Contains(m.Data, []byte(secret)) {
+			found++
+		}
+	}
+	if found != each {
+		t.Errorf("%d messages are left while a replica is away", found)
+	}
+	start(node)
+	c := run(func(_ certificate, code int) bool { return code == 0 })
+	if c.Messages != each || strings.Contains(fmt.Sprint(c.NotReached), "replica ") {
+		t.Errorf("%+v", c)
+	}
+	for i := range 3 { // but for the logs of Raft, which the certificate names
+		if found := filesWith(t, filepath.Join(cluster.Dir(i), "jetstream", "$G"), secret); len(found) > 0 {
+			t.Errorf("it is still in %v", found)
+		}
+	}
+	if !strings.Contains(fmt.Sprint(c.NotReached), "Raft") {
+		t.Errorf("the logs of Raft are not named: %q", c.NotReached)
+	}
+
+	node = stop()
+	name = fmt.Sprint("replica node", node, " of stream ", f.Stream)
+	run(func(_ certificate, code int) bool { return code == 1 })
+	start(node)
+	c = run(func(_ certificate, code int) bool { return code == 0 })
+	if !strings.Contains(fmt.Sprint(c.NotReached), name) {
+		t.Errorf("%s is not named: %q", name, c.NotReached)
+	}
 }
 
 // settled is how many rows settle has written.
