@@ -161,8 +161,8 @@ type Erasing struct {
 	Request string // stands in place of what a line had
 	// Is reports whether a message is to be erased.
 	Is func(*Message) (bool, error)
-	// Maybe reports, by the documents of a manifest, whether a segment may have such a message; nil: each may.
-	// It is not asked where nothing says whether these are right.
+	// Maybe reports, by the documents of a manifest, whether a segment may have such a message; nil: each
+	// may. It is not asked where nothing says whether these are right.
 	Maybe func(*Manifest) bool
 	// Before is called before a segment is written anew without messages of which Is said so; may be nil.
 	Before func() error

@@ -70,8 +70,8 @@ type folder struct{ root *os.Root }
 
 func (f *folder) Close() error { return f.root.Close() }
 
-// temporary is how the names of hidden files begin. Whoever makes one holds a lock on it before it has a byte,
-// until it is gone: one with content and without the lock was left by a process that was killed.
+// temporary is how the names of hidden files begin. Whoever makes one holds a lock on it, from before it has
+// a byte until it is gone: one with content and without the lock was left by a process that was killed.
 const temporary = ".new-"
 
 // Create writes a hidden file and links it to its name: a link is made only where there is no file, by one

@@ -86,8 +86,8 @@ func (c *command) lastErased(ctx context.Context) (last uint64, err error) {
 	return last, nil
 }
 
-// tidy removes what killed archivers have left, and waits for those that are writing: what they write may have
-// been read before it was erased.
+// tidy removes what killed archivers have left, and waits for those that are writing: what they write may
+// have been read before it was erased.
 func (c *command) tidy(ctx context.Context, a *archive.Archive, name string, until time.Time) error {
 	defer progress.Wait(ctx, "waiting for whoever is writing to archive "+name)()
 	for {

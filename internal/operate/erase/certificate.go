@@ -104,52 +104,51 @@ func (c *command) limits() {
 		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
 		"streams of other accounts and domains that mirror this one or source from it",
 	}
+	add := func(format string, args ...any) {
+		r.NotReached = append(r.NotReached, fmt.Sprintf(format, args...))
+	}
 	if slices.ContainsFunc(c.list, func(s streamInfo) bool {
 		return s.replicas > 1 && (s.name == c.cfg.Stream || r.copy(s.name))
 	}) {
-		r.NotReached = append(r.NotReached, "logs of Raft, by which NATS servers replicate a stream: they have "+
-			"what was published until the servers shorten them, some minutes later")
+		add("logs of Raft, by which NATS servers replicate a stream: they have what was published until the " +
+			"servers shorten them, some minutes later")
 	}
 	r.NotReached = append(r.NotReached, c.parked.Unseen...)
 	for _, s := range c.list {
 		if c.ours(s.restored) && s.live && s.name != c.cfg.Stream {
-			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s, which was restored from the archive, "+
-				"and to which an Outflow publishes: erase the document with the settings of that one", s.name))
+			add("stream %s, which was restored from the archive, and to which an Outflow publishes: erase "+
+				"the document with the settings of that one", s.name)
 		}
 		if n := c.stays[s.name]; len(n) > 0 {
-			r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages of the document in stream %s, from "+
-				"%d on: by their positions they were written after the erasure began. If they are of an "+
-				"earlier database cluster, delete them: `nats stream rmm %s SEQUENCE`", len(n), s.name, n[0],
-				s.name))
+			add("%d messages of the document in stream %s, from %d on: by their positions they were written "+
+				"after the erasure began. If they are of an earlier database cluster, delete "+
+				"them: `nats stream rmm %[2]s SEQUENCE`", len(n), s.name, n[0])
 		}
 		if s.outflow && s.name != c.cfg.Stream && !r.copy(s.name) {
-			r.NotReached = append(r.NotReached, fmt.Sprintf("stream %s of the account, which has messages "+
-				"of an Outflow: if they are copies of these, name it with --copy %s", s.name, s.name))
+			add("stream %s of the account, which has messages of an Outflow: if they are copies of these, "+
+				"name it with --copy %[1]s", s.name)
 		}
 	}
 	for _, replica := range r.Away {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("the files of %s: it was away when messages were "+
-			"erased, and may not have overwritten them. Let the server make them anew: `nats stream cluster "+
-			"peer-remove`", replica))
+		add("the files of %s: it was away when messages were erased, and may not have overwritten them. Let "+
+			"the server make them anew: `nats stream cluster peer-remove`", replica)
 	}
 	if c.untold > 0 {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("%d messages that do not say their document: they "+
-			"are dead letters without one, or were published while `subject` was another one; "+formerSubject,
-			c.untold))
+		add("%d messages that do not say their document: they are dead letters without one, or were "+
+			"published while `subject` was another one; "+formerSubject, c.untold)
 	}
 	if c.passed > 0 {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("%d segments of the archive, of which each message "+
-			"has another subject than %s: if some were published while `subject` was another one, "+
-			formerSubject, c.passed, c.doc.Template()))
+		add("%d segments of the archive, of which each message has another subject than %s: if some were "+
+			"published while `subject` was another one, "+formerSubject, c.passed, c.doc.Template())
 	}
 	for _, name := range c.leftovers {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("object %s of the archive, which a run left that "+
-			"was killed before the stream was made again: no manifest names it, and it may be deleted", name))
+		add("object %s of the archive, which a run left that was killed before the stream was made again: "+
+			"no manifest names it, and it may be deleted", name)
 	}
 	if !c.cfg.Shard.Whole() {
-		r.NotReached = append(r.NotReached, fmt.Sprintf("streams of other shards than %v", c.cfg.Shard))
+		add("streams of other shards than %v", c.cfg.Shard)
 	}
 	if c.store == nil {
-		r.NotReached = append(r.NotReached, "an archive, because archive.url is not set")
+		add("an archive, because archive.url is not set")
 	}
 }

@@ -61,9 +61,9 @@ type command struct {
 	stream *stream.Stream
 	store  archive.Store       // nil: there is no archive
 	list   []streamInfo        // the account's streams
-	stays  map[string][]uint64 // by copy, messages of the document of which nobody knows whether they go
+	stays  map[string][]uint64 // by copy, messages of the document that may have to go
 	untold uint64              // messages that do not say which document they are of
-	passed int                 // segments of the archive that were not read: no message has the document's subject
+	passed int                 // segments of the archive that were not read: no message has its subject
 	parked erasure.FoundParked
 
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names

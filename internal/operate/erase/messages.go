@@ -438,7 +438,8 @@ func (c *command) listStreams(ctx context.Context) error {
 				buckets[k.Name] = true
 				continue
 			}
-			info := streamInfo{name: k.Name, replicas: k.Replicas, restored: k.Metadata[stream.MetadataRestored],
+			info := streamInfo{name: k.Name, replicas: k.Replicas,
+				restored:  k.Metadata[stream.MetadataRestored],
 				restoring: k.Metadata[stream.MetadataRestoring]}
 			if k.Mirror != nil {
 				if k.Mirror.External == nil {
