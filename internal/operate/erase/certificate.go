@@ -110,8 +110,8 @@ func (c *command) limits() {
 	if slices.ContainsFunc(c.list, func(s streamInfo) bool {
 		return s.replicas > 1 && (s.name == c.cfg.Stream || r.copy(s.name))
 	}) {
-		add("logs of Raft, by which NATS servers replicate a stream: they have what was published until the " +
-			"servers shorten them, some minutes later")
+		add("logs of Raft, by which NATS servers replicate a stream: they have what was published until " +
+			"the servers shorten them, some minutes later")
 	}
 	r.NotReached = append(r.NotReached, c.parked.Unseen...)
 	for _, s := range c.list {

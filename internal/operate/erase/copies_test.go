@@ -91,9 +91,7 @@ func (c *copied) has(name string, n uint64) {
 // goesFrom is which messages go from a copy.
 func (c *copied) goesFrom(name string) (all []uint64) {
 	c.t.Helper()
-	s, err := c.js.Stream(c.t.Context(), name)
-	must.Succeed(c.t, err)
-	found, err := c.find(c.t.Context(), name, s.CachedInfo().State.LastSeq, asItIs, c.inCopies(name))
+	found, err := c.inCopy(c.t.Context(), name)
 	must.Succeed(c.t, err)
 	for _, f := range found {
 		all = append(all, f.seq)
@@ -138,6 +136,11 @@ func TestACopyIsErasedUpToTheCut(t *testing.T) {
 		Sources: sourced("LIVE", "OUTBOX")})
 	must.Succeed(t, err)
 	c.has("B_MIXED", 5)
+	renames := sourced("OUTBOX")
+	renames[0].SubjectTransforms = []jetstream.SubjectTransformConfig{{Source: "outbox.>",
+		Destination: "renamed.>"}}
+	c.add(jetstream.StreamConfig{Name: "C_RENAMED", Sources: renames})
+	c.has("C_RENAMED", 4)
 	restored := archive.FolderOf("OUTBOX", c.rd.Stream.Created)
 	c.add(jetstream.StreamConfig{Name: "A_RESTORED", Subjects: []string{"_outflow.3.>"},
 		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "_outflow.*.>", Destination: ">"},
@@ -155,10 +158,11 @@ func TestACopyIsErasedUpToTheCut(t *testing.T) {
 	for _, k := range c.rep.Copies {
 		names = append(names, k.Stream)
 	}
-	if got := strings.Join(names, " "); got != "A_RESTORED B_MIXED M_MIRROR L_AGGREGATE K_FURTHER" {
+	if got := strings.Join(names, " "); got != "A_RESTORED B_MIXED C_RENAMED M_MIRROR L_AGGREGATE K_FURTHER" {
 		t.Errorf("copies in this order: %s", got)
 	}
 	for name, want := range map[string][]uint64{"A_RESTORED": {1, 3}, "M_MIRROR": {1, 3}, "B_MIXED": {2, 4},
+		"C_RENAMED":   {1, 3},
 		"L_AGGREGATE": {1, 3}, "K_FURTHER": {3}} {
 		if got := c.goesFrom(name); !slices.Equal(got, want) {
 			t.Errorf("from %s go %v, want %v", name, got, want)

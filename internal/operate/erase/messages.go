@@ -34,8 +34,8 @@ type found struct {
 // batch is how many messages are noted as erased before they are: so many a run that is killed may leave.
 const batch = 256
 
-// asItIs is the subject of a message in the stream itself, and in what mirrors it.
-func asItIs(subject string) string { return subject }
+// asItIs is the subject of a message in the stream itself.
+func asItIs(subject string, _ nats.Header) string { return subject }
 
 // headerOf is a stored message's header.
 func headerOf(m *jsapi.Message) (nats.Header, error) {
@@ -54,8 +54,8 @@ func headerOf(m *jsapi.Message) (nats.Header, error) {
 type goes func(h nats.Header, seq uint64, at time.Time) (is, unsure bool)
 
 // find reads the messages of a stream up to a sequence, and returns those of the document that go.
-func (c *command) find(ctx context.Context, name string, last uint64, original func(subject string) string,
-	goes goes) (all []found, err error) {
+func (c *command) find(ctx context.Context, name string, last uint64,
+	original func(subject string, h nats.Header) string, goes goes) (all []found, err error) {
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil || last == 0 {
 		return nil, err
@@ -91,7 +91,7 @@ func (c *command) find(ctx context.Context, name string, last uint64, original f
 			}
 			data = full.Data
 		}
-		is, known := c.doc.Is(original(m.Subject()), h, data)
+		is, known := c.doc.Is(original(m.Subject(), h), h, data)
 		if !known && now {
 			c.untold++
 		}
@@ -480,8 +480,12 @@ func (c *command) listStreams(ctx context.Context) error {
 	return nil
 }
 
-// original is the subject that a message of another stream, or a replayed one, had in the stream.
-func (c *command) original(name, subject string) string {
+// original is the subject that a message of another stream, or a replayed one, had in the stream. The header
+// of a sourced one has it before a transform.
+func (c *command) original(name, subject string, h nats.Header) string {
+	if from := strings.Fields(h.Get(headerSource)); len(from) > 4 {
+		name, subject = from[0], from[4]
+	}
 	// what outflow replay publishes has the original subject behind these
 	for _, stream := range []string{c.cfg.Stream, name} {
 		if rest, is := strings.CutPrefix(subject, "_outflow_replay."+stream+"."); is {
@@ -509,7 +513,7 @@ func (c *command) inCopy(ctx context.Context, name string) (all []found, err err
 	if err != nil {
 		return nil, err
 	}
-	original := func(subject string) string { return c.original(name, subject) }
+	original := func(subject string, h nats.Header) string { return c.original(name, subject, h) }
 	return c.find(ctx, name, info.State.Last, original, c.inCopies(name))
 }
 

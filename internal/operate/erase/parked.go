@@ -37,7 +37,7 @@ func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
 
 // wasParked reports whether a parked event goes.
 func (c *command) wasParked(e *erasure.Parked) bool {
-	is, known := c.doc.Is(c.original(e.Stream, e.Subject), e.Header, e.Data)
+	is, known := c.doc.Is(c.original(e.Stream, e.Subject, e.Header), e.Header, e.Data)
 	if !known {
 		c.untold++
 	}

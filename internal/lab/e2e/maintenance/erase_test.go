@@ -339,7 +339,8 @@ func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
 	const secret, doc, former = "S3CR3T", "gone", "SUBJECT=former.{doc_id}"
 	store, dir := t.TempDir(), t.TempDir()
 	nats := natstest.Server(t, natsserver.Options{Dir: store}).URL()
-	f := harness.NewInstallation(t, pgtest.Server(t), nats, "formersubject", "ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
+	f := harness.NewInstallation(t, pgtest.Server(t), nats, "formersubject",
+		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
 	harness.Exec(t, f.Conn, harness.GeneratedKey)
 	env := f.Env
 	f.Set(former)
