@@ -139,7 +139,7 @@ func (p *past) Read(ctx context.Context, from, below uint64, f func(*stream.Mess
 		}
 		gaps := segment.Gaps
 		tell := func(before uint64) error {
-			for ; len(gaps) > 0 && gaps[0].From < before; gaps = gaps[1:] {
+			for ; len(gaps) > 0 && gaps[0].From < min(before, below); gaps = gaps[1:] {
 				if gaps[0].To < from {
 					continue
 				}
@@ -151,7 +151,7 @@ func (p *past) Read(ctx context.Context, from, below uint64, f func(*stream.Mess
 			return nil
 		}
 		err := p.archive.Verify(ctx, segment, func(m *archive.Message) error {
-			if err := tell(min(m.Seq, below)); err != nil {
+			if err := tell(m.Seq); err != nil {
 				return err
 			}
 			switch {
@@ -165,7 +165,7 @@ func (p *past) Read(ctx context.Context, from, below uint64, f func(*stream.Mess
 		if errors.Is(err, errEnough) {
 			return nil
 		}
-		if err == nil { // what is behind the last gap may be erased, and the segment may end with what was lost
+		if err == nil { // it may end with messages that were lost
 			err = tell(below)
 		}
 		if err != nil {

@@ -1,6 +1,7 @@
 package consumeradmin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -141,4 +142,63 @@ func TestARewindNeedsAnArchiveThatReachesTheStream(t *testing.T) {
 	}
 	w.archived(12, 10)
 	wantFault(t, w.Rewind(t.Context(), Rewind{Name: "plain", To: "start"}), "rewind_removed")
+}
+
+// behind is a client whose consumers are on a replica that lags behind the leader: a stream to which a message
+// comes when the one before it was read.
+type behind struct {
+	jetstream.JetStream
+	more func()
+}
+
+func (b behind) OrderedConsumer(ctx context.Context, _ string, cfg jetstream.OrderedConsumerConfig) (
+	jetstream.Consumer, error) {
+	c, err := b.JetStream.OrderedConsumer(ctx, "BEHIND", cfg)
+	return reading{c, b.more}, err
+}
+
+type reading struct {
+	jetstream.Consumer
+	more func()
+}
+
+func (r reading) Messages(o ...jetstream.PullMessagesOpt) (jetstream.MessagesContext, error) {
+	m, err := r.Consumer.Messages(o...)
+	return coming{m, r.more}, err
+}
+
+type coming struct {
+	jetstream.MessagesContext
+	more func()
+}
+
+func (c coming) Next(o ...jetstream.NextOpt) (jetstream.Msg, error) {
+	m, err := c.MessagesContext.Next(o...)
+	c.more()
+	return m, err
+}
+
+// TestARewindFindsItsPlaceOnAReplicaThatLags: not an earlier one.
+func TestARewindFindsItsPlaceOnAReplicaThatLags(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, err := w.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "BEHIND",
+		Subjects: []string{"behind"}})
+	must(t, err)
+	js, n := w.JS, 0
+	more := func() {
+		if n++; n <= 20 {
+			w.publish(js, "behind", n)
+		}
+	}
+	more()
+	w.JS = behind{js, more}
+	p, err := w.planned("position:0/A0-0")
+	must(t, err)
+	if p.To != 9 {
+		t.Errorf("back to %d, want 9", p.To)
+	}
+	n = 20 // nothing comes any more
+	_, err = w.planned("time:" + time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	wantFault(t, err, "rewind_ahead")
 }

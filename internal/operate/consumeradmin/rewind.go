@@ -236,9 +236,21 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 	if first > last {
 		return last, nil
 	}
+	// A consumer on a replica that lags would end before that, and the place would be an earlier one.
+	newest, err := a.API.Message(ctx, a.Stream, jsapi.MessageRequest{Last: ">"})
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("stream %s: %w", a.Stream, err)
+	case newest == nil:
+		return last, nil
+	}
+	upTo := newest.Seq
+	if oc.OptStartTime != nil && newest.Time.Before(*oc.OptStartTime) {
+		upTo = 0 // it need not come
+	}
 	oc.HeadersOnly = true
 	found, n := last, 0
-	err := jsapi.ReadStream(ctx, a.JS, a.Stream, oc, 0,
+	err = jsapi.ReadStream(ctx, a.JS, a.Stream, oc, upTo,
 		func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			if outbox.CutOf(m.Subject(), m.Headers()) != nil {
 				found = meta.Sequence.Stream

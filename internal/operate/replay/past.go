@@ -124,9 +124,12 @@ func (s *streamSource) readPast(ctx context.Context, from, to uint64, f func(*Me
 	return max(from, next), nil
 }
 
-// still makes sure that the stream has all that it had from a sequence on, where the archive ends: retention
-// may have gone beyond that while the archive was read.
-func (s *streamSource) still(ctx context.Context, from uint64) error {
+// stillAll makes sure that the stream has all that it had from a sequence on, where the archive ends, if that
+// was read from another one on: retention may have gone beyond that meanwhile.
+func (s *streamSource) stillAll(ctx context.Context, begin, from uint64) error {
+	if from == begin {
+		return nil
+	}
 	info, err := s.stream.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", s.name, err)

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -92,7 +93,7 @@ func (w *seam) source(sel *Selection) *streamSource {
 	l.template, err = outbox.ParseSubjectTemplate("outbox.{doc}")
 	must(w.t, err)
 	m := &matcher{sel: sel, extractor: l, filters: l.filters(sel, nil)}
-	src := &streamSource{js: w.js, name: "OUTBOX", match: m, extractor: l}
+	src := &streamSource{js: w.js, api: w.api, name: "OUTBOX", match: m, extractor: l}
 	must(w.t, src.open(w.t.Context()))
 	return src
 }
@@ -161,5 +162,54 @@ func TestAnArchivedMessageThatNoFilterSelectsIsPassedOver(t *testing.T) {
 	must(t, w.open(&Selection{Filter: "outbox.a"}).summarize(t.Context(), 0, sum, nil))
 	if sum.Events != 59 {
 		t.Errorf("%d of 59 events", sum.Events)
+	}
+}
+
+// behind is a client whose consumers are on a replica that lags behind the leader: a stream with less.
+type behind struct{ jetstream.JetStream }
+
+func (b behind) OrderedConsumer(ctx context.Context, _ string, cfg jetstream.OrderedConsumerConfig) (
+	jetstream.Consumer, error) {
+	return b.JetStream.OrderedConsumer(ctx, "BEHIND", cfg)
+}
+
+// TestAReplayReadsAllThatTheLeaderHas: a consumer may be on a replica that lags, and behind each message that
+// it brings it has no more yet. The newest messages are of other subjects, or were stored before the time
+// from which the replay is.
+func TestAReplayReadsAllThatTheLeaderHas(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 10 {
+		w.publish("outbox.a", true)
+	}
+	w.publish("other.x", false)
+	lagging, err := w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "BEHIND",
+		Subjects: []string{"behind.>"}, SubjectTransform: &jetstream.SubjectTransformConfig{
+			Source: "behind.>", Destination: "outbox.>"}})
+	must(t, err)
+	n := uint64(0)
+	more := func() {
+		if n++; n > 10 {
+			return
+		}
+		_, err := w.js.PublishMsg(t.Context(), &nats.Msg{Subject: "behind.a", Data: []byte("{}"),
+			Header: nats.Header{outbox.HeaderName: {header(n)}}})
+		must(t, err)
+	}
+	more()
+	src := w.source(&Selection{Filter: "outbox.a"})
+	src.js = behind{w.js}
+	sum := &Summary{}
+	must(t, src.summarize(t.Context(), 0, sum, func(*Message) error { more(); return nil }))
+	if sum.Events != 10 {
+		t.Errorf("%d of 10 events", sum.Events)
+	}
+	must(t, lagging.Purge(t.Context()))
+	later := time.Now().Add(time.Hour)
+	src = w.source(&Selection{Time: Range[time.Time]{From: &later}})
+	src.js, src.firstAt, sum = behind{w.js}, time.Time{}, &Summary{}
+	must(t, src.summarize(t.Context(), 0, sum, nil))
+	if sum.Events != 0 {
+		t.Errorf("%d events of the future", sum.Events)
 	}
 }

@@ -174,7 +174,8 @@ func (r *replay) open(ctx context.Context) (err error) {
 	if r.withoutNATS() {
 		return nil
 	}
-	r.stream = &streamSource{js: r.js, name: r.cfg.Stream, match: r.match, extractor: r.extractor}
+	r.stream = &streamSource{js: r.js, api: r.conn.API(), name: r.cfg.Stream, match: r.match,
+		extractor: r.extractor}
 	if err := r.stream.open(ctx); err != nil {
 		return err
 	}

@@ -19,9 +19,13 @@ import (
 // becomes the leader.
 const clockSlack = time.Minute
 
+// askTimeout bounds a question to the stream's leader, which may have to be elected.
+const askTimeout = 20 * time.Second
+
 // streamSource reads from the stream.
 type streamSource struct {
 	js        jetstream.JetStream
+	api       *jsapi.Client
 	name      string
 	match     *matcher
 	extractor *extractor
@@ -300,13 +304,23 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 	if slices.Equal(oc.FilterSubjects, []string{">"}) {
 		oc.FilterSubjects = nil
 	}
+	newest, err := s.newest(ctx)
+	if err != nil {
+		return err
+	}
 	if t := s.match.sel.Time.From; t != nil && t.After(s.firstAt.Add(2*clockSlack)) && from == s.first {
 		start := t.Add(-clockSlack)
 		oc.DeliverPolicy, oc.OptStartSeq, oc.OptStartTime = jetstream.DeliverByStartTimePolicy, 0, &start
+		if newest != nil && newest.Time.Before(start) {
+			newest = nil
+		}
+	}
+	if newest == nil || newest.Seq < from {
+		return s.stillAll(ctx, begin, from)
 	}
 	task := progress.Count(ctx, "reading stream "+s.name, "messages", int64(to-from+1))
 	defer task.End()
-	err = jsapi.ReadStream(ctx, s.js, s.name, oc, 0,
+	err = jsapi.ReadStream(ctx, s.js, s.name, oc, newest.Seq,
 		func(raw jetstream.Msg, meta *jetstream.MsgMetadata) error {
 			task.Set(int64(min(meta.Sequence.Stream, to) - from + 1))
 			m := &Message{Seq: meta.Sequence.Stream, Subject: raw.Subject(), Header: raw.Headers(),
@@ -322,10 +336,27 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 			}
 			return nil
 		})
-	if err == nil && from > begin {
-		err = s.still(ctx, from)
+	if err != nil {
+		return err
 	}
-	return err
+	return s.stillAll(ctx, begin, from)
+}
+
+// newest is the newest message of the stream that a filter lets through, by its leader; nil: there is none. A
+// replica that lags has not got that far, and would end the reading where it is.
+func (s *streamSource) newest(ctx context.Context) (newest *jsapi.Message, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	for _, filter := range s.match.filters {
+		m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Last: filter})
+		if err != nil {
+			return nil, fmt.Errorf("stream %s: %w", s.name, err)
+		}
+		if m != nil && (newest == nil || m.Seq > newest.Seq) {
+			newest = m
+		}
+	}
+	return newest, nil
 }
 
 // event calls f with a message, unless it is a cut: that is nothing to be replayed.
