@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -258,6 +259,31 @@ func TestWhatIsTakenFromWithinIsLost(t *testing.T) {
 	}
 	w.wantReach(archive.Reach{Last: 40, Complete: 1040, Whole: 1021})
 	w.comesBack()
+}
+
+// TestAHoleIsWhatTheLeaderLacks: the server that is read from may lack a message.
+func TestAHoleIsWhatTheLeaderLacks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(5)
+	store, err := archive.Open(t.Context(), w.cfg.Archive.URL)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", time.Now()), nil)
+	must.Succeed(t, err)
+	s, err := a.NewSegment()
+	must.Succeed(t, err)
+	must.Succeed(t, s.Add(&archive.Message{Seq: 1}))
+	api := jsapi.New(w.js.Conn(), "")
+	c := &command{cfg: w.cfg, api: api, stream: stream.New(api, "OUTBOX", slog.New(slog.DiscardHandler)),
+		upTo: 5, to: 5}
+	must.Succeed(t, w.s.DeleteMsg(t.Context(), 2))
+	err = c.hole(t.Context(), s, 4, nil)
+	if err == nil || !strings.Contains(err.Error(), "lacks message 3") ||
+		outbox.ClassOf(err) != outbox.Transient {
+		t.Errorf("got %v", err)
+	}
+	must.Succeed(t, c.hole(t.Context(), s, 2, nil))
 }
 
 // comesBack restores what was archived, and compares it with the stream.

@@ -221,3 +221,50 @@ func TestRowsAreDeletedWhenTheArchiveHasThem(t *testing.T) {
 	}
 	f.MustStop(t)
 }
+
+// TestRowsWhoseMessagesALimitTookStay: one for each subject, before they were archived. There is no id
+// column, so nobody knows which rows they are of, and all stay until that is accepted.
+func TestRowsWhoseMessagesALimitTookStay(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Own(t, 0, "wal_level=logical"), natstest.Server(t).URL(), "taken",
+		"ARCHIVE_URL=file://"+t.TempDir(), "RETAIN_TABLE_METHOD=delete", "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, `CREATE TABLE outbox (doc_id text NOT NULL, actor_id text NOT NULL,
+		counter bigint NOT NULL, seq_key text NOT NULL GENERATED ALWAYS AS
+		(actor_id || ':' || lpad(counter::text, 20, '0')) STORED, payload jsonb NOT NULL)`)
+	f.Init()
+	f.Start()
+	f.MustRun("partition", "apply")
+	rows := func() int {
+		t.Helper()
+		return harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id <> 'now'")
+	}
+	goes := func() {
+		t.Helper()
+		harness.Eventually(t, "rows go", func() error {
+			settle(t, f)
+			f.MustRun("archive", "run", "--now")
+			out := f.MustRun("partition", "apply")
+			if n := rows(); n > 0 {
+				return fmt.Errorf("%d rows are left: %s", n, out)
+			}
+			return nil
+		})
+	}
+	harness.Insert(t, f.Conn, "first", 1, "{}") // its message stays at the front of the stream
+	goes()
+	for n := range 5 {
+		harness.Insert(t, f.Conn, "doc", n+2, "{}")
+	}
+	settle(t, f)
+	stream, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	limited := stream.CachedInfo().Config
+	limited.MaxMsgsPerSubject = 1
+	_, err = f.JS.UpdateStream(t.Context(), limited)
+	harness.Must(t, err)
+	refused(t, f, "its archive has a gap")
+	if n := rows(); n != 5 {
+		t.Fatalf("%d of 5 rows are left", n)
+	}
+	f.MustStop(t)
+}
