@@ -153,7 +153,14 @@ func TestACopyIsErasedUpToTheCut(t *testing.T) {
 		Metadata: map[string]string{stream.MetadataRestored: restored}})
 	c.add(jetstream.StreamConfig{Name: "KV_outflow-IN_USE"})
 
+	c.add(jetstream.StreamConfig{Name: "HALF", Metadata: map[string]string{
+		stream.MetadataRestoring: restored}})
+
 	must.Succeed(t, c.copies(t.Context()))
+	c.restoring()
+	if got := fmt.Sprint(c.rep.Waiting); got != "[stream HALF is being restored from the archive]" {
+		t.Errorf("waiting for %s", got)
+	}
 	var names []string
 	for _, k := range c.rep.Copies {
 		names = append(names, k.Stream)

@@ -296,12 +296,7 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 			return err
 		}
 	}
-	for _, s := range c.list {
-		if c.ours(s.restoring) && s.name != c.cfg.Stream {
-			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s is being restored from the archive",
-				s.name))
-		}
-	}
+	c.restoring()
 	c.o.Hit("erase.copies")
 	if err := c.eraseParked(ctx, true); err != nil {
 		return err

@@ -302,6 +302,17 @@ func (c *command) copies(ctx context.Context) error {
 	return nil
 }
 
+// restoring names the streams that are being restored, perhaps from what the archive had before it was erased
+// there.
+func (c *command) restoring() {
+	for _, s := range c.list {
+		if c.ours(s.restoring) && s.name != c.cfg.Stream {
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s is being restored from the archive",
+				s.name))
+		}
+	}
+}
+
 // inOrder puts streams behind those that they copy from: what is still in one of these may come again.
 func (c *command) inOrder(is map[string]bool) (all []string) {
 	left := slices.Sorted(maps.Keys(is))
