@@ -33,8 +33,8 @@ func (a *App) eraseCommand() *cobra.Command {
 		Use:   "erase",
 		Short: "Erase a document everywhere; without --yes, say what would be erased",
 		Long: `Erases a document: its rows, then, when every slot has confirmed that, its messages in
-the stream, in the streams of the account that copy it, what consumers in the databases of --database have
-parked, and in the archive. What is written later stays.
+the stream, in the archive, in the streams of the account that copy them, and what consumers in the
+databases of --database have parked. What is written later stays.
 It prints what was reached and what was not, and keeps that in the table outflow_erasures. See
 docs/erasure.md. Without --yes nothing is changed.
 
@@ -92,7 +92,8 @@ request was begun on, 1 if something has to be waited for, or a server was lost:
 	f.StringVar(&o.Key, "notify-key", "", "the key of that event, where the table has a column for it")
 	consumerDatabases(f, &urls)
 	f.StringArrayVar(&o.Copies, "copy", nil, "another `stream` of the account with copies, repeatable")
-	f.DurationVar(&o.Wait, "wait", eraseWait, "wait so long for slots, and for messages that can't go yet")
+	f.DurationVar(&o.Wait, "wait", eraseWait,
+		"wait so long for slots, replicas, and messages that can't go yet")
 	f.BoolVar(&o.Yes, "yes", false, "do it")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd

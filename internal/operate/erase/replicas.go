@@ -45,7 +45,8 @@ func (c *command) replicas(ctx context.Context, name string, until time.Time, er
 		}
 		if more, err := pause(ctx, until); err != nil || !more {
 			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("replicas of stream %s are away or lag "+
-				"behind: %s", name, strings.Join(behind, ", ")))
+				"behind: %s. One that does not come back: `nats stream cluster peer-remove`", name,
+				strings.Join(behind, ", ")))
 			return false, err
 		}
 	}
