@@ -1,7 +1,6 @@
 package consumeradmin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 )
 
@@ -144,40 +144,6 @@ func TestARewindNeedsAnArchiveThatReachesTheStream(t *testing.T) {
 	wantFault(t, w.Rewind(t.Context(), Rewind{Name: "plain", To: "start"}), "rewind_removed")
 }
 
-// behind is a client whose consumers are on a replica that lags behind the leader: a stream to which a message
-// comes when the one before it was read.
-type behind struct {
-	jetstream.JetStream
-	more func()
-}
-
-func (b behind) OrderedConsumer(ctx context.Context, _ string, cfg jetstream.OrderedConsumerConfig) (
-	jetstream.Consumer, error) {
-	c, err := b.JetStream.OrderedConsumer(ctx, "BEHIND", cfg)
-	return reading{c, b.more}, err
-}
-
-type reading struct {
-	jetstream.Consumer
-	more func()
-}
-
-func (r reading) Messages(o ...jetstream.PullMessagesOpt) (jetstream.MessagesContext, error) {
-	m, err := r.Consumer.Messages(o...)
-	return coming{m, r.more}, err
-}
-
-type coming struct {
-	jetstream.MessagesContext
-	more func()
-}
-
-func (c coming) Next(o ...jetstream.NextOpt) (jetstream.Msg, error) {
-	m, err := c.MessagesContext.Next(o...)
-	c.more()
-	return m, err
-}
-
 // TestARewindFindsItsPlaceOnAReplicaThatLags: not an earlier one.
 func TestARewindFindsItsPlaceOnAReplicaThatLags(t *testing.T) {
 	t.Parallel()
@@ -192,7 +158,7 @@ func TestARewindFindsItsPlaceOnAReplicaThatLags(t *testing.T) {
 		}
 	}
 	more()
-	w.JS = behind{js, more}
+	w.JS = natstest.Lagging{JetStream: js, Behind: "BEHIND", More: more}
 	p, err := w.planned("position:0/A0-0")
 	must(t, err)
 	if p.To != 9 {

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -165,14 +164,6 @@ func TestAnArchivedMessageThatNoFilterSelectsIsPassedOver(t *testing.T) {
 	}
 }
 
-// behind is a client whose consumers are on a replica that lags behind the leader: a stream with less.
-type behind struct{ jetstream.JetStream }
-
-func (b behind) OrderedConsumer(ctx context.Context, _ string, cfg jetstream.OrderedConsumerConfig) (
-	jetstream.Consumer, error) {
-	return b.JetStream.OrderedConsumer(ctx, "BEHIND", cfg)
-}
-
 // TestAReplayReadsAllThatTheLeaderHas: a consumer may be on a replica that lags, and behind each message that
 // it brings it has no more yet. The newest messages are of other subjects, or were stored before the time
 // from which the replay is.
@@ -183,7 +174,7 @@ func TestAReplayReadsAllThatTheLeaderHas(t *testing.T) {
 		w.publish("outbox.a", true)
 	}
 	w.publish("other.x", false)
-	lagging, err := w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "BEHIND",
+	replica, err := w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "BEHIND",
 		Subjects: []string{"behind.>"}, SubjectTransform: &jetstream.SubjectTransformConfig{
 			Source: "behind.>", Destination: "outbox.>"}})
 	must(t, err)
@@ -198,16 +189,17 @@ func TestAReplayReadsAllThatTheLeaderHas(t *testing.T) {
 	}
 	more()
 	src := w.source(&Selection{Filter: "outbox.a"})
-	src.js = behind{w.js}
+	lags := natstest.Lagging{JetStream: w.js, Behind: "BEHIND", More: more}
+	src.js = lags
 	sum := &Summary{}
-	must(t, src.summarize(t.Context(), 0, sum, func(*Message) error { more(); return nil }))
+	must(t, src.summarize(t.Context(), 0, sum, nil))
 	if sum.Events != 10 {
 		t.Errorf("%d of 10 events", sum.Events)
 	}
-	must(t, lagging.Purge(t.Context()))
+	must(t, replica.Purge(t.Context()))
 	later := time.Now().Add(time.Hour)
 	src = w.source(&Selection{Time: Range[time.Time]{From: &later}})
-	src.js, src.firstAt, sum = behind{w.js}, time.Time{}, &Summary{}
+	src.js, src.firstAt, sum = lags, time.Time{}, &Summary{}
 	must(t, src.summarize(t.Context(), 0, sum, nil))
 	if sum.Events != 0 {
 		t.Errorf("%d events of the future", sum.Events)

@@ -196,10 +196,16 @@ func (p *publisher) begin(ctx context.Context, known bool) (*resumePoint, error)
 // scan looks through the target's messages for the last one of this replay.
 func (p *publisher) scan(ctx context.Context, last uint64) (found *resumePoint, err error) {
 	name := p.target.stream.CachedInfo().Config.Name
+	ask, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	newest, err := p.api.Message(ask, name, jsapi.MessageRequest{Last: p.target.filter()})
+	if newest == nil || err != nil {
+		return nil, err
+	}
 	err = jsapi.ReadStream(ctx, p.js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
 		FilterSubjects: []string{p.target.filter()},
-	}, 0, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	}, newest.Seq, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		if m.Headers().Get(HeaderReplay) == p.id {
 			at, err := parseResumePoint(m.Headers().Get(HeaderPlace))
 			if err != nil {

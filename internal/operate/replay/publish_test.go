@@ -126,3 +126,37 @@ func TestAMessageThatTheTargetNeverTakesEndsAReplay(t *testing.T) {
 		t.Errorf("the stream has %s", got)
 	}
 }
+
+// TestAReplayGoesOnWhereItWasOnAReplicaThatLags: its newest message is not the target's, and it is found.
+func TestAReplayGoesOnWhereItWasOnAReplicaThatLags(t *testing.T) {
+	t.Parallel()
+	p, js := newTestPublisher(t)
+	_, err := p.begin(t.Context(), false)
+	must(t, err)
+	for n := range uint64(3) {
+		must(t, p.publish(t.Context(), nth(n+1)))
+	}
+	_, err = js.Publish(t.Context(), "other", []byte("x"))
+	must(t, err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "BEHIND",
+		Subjects: []string{"behind.>"}, SubjectTransform: &jetstream.SubjectTransformConfig{
+			Source: "behind.>", Destination: "to.>"}})
+	must(t, err)
+	n := uint64(0)
+	more := func() {
+		if n++; n <= 3 {
+			m, err := p.target.stream.GetMsg(t.Context(), n)
+			must(t, err)
+			h := m.Header
+			h.Del(jetstream.ExpectedLastSeqHeader)
+			_, err = js.PublishMsg(t.Context(), &nats.Msg{Subject: "behind.s", Header: h})
+			must(t, err)
+		}
+	}
+	more()
+	p.js = natstest.Lagging{JetStream: js, Behind: "BEHIND", More: more}
+	at, err := p.begin(t.Context(), true)
+	if err != nil || at == nil || at.n != 3 {
+		t.Errorf("it goes on behind %+v: %v", at, err)
+	}
+}
