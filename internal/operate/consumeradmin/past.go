@@ -35,7 +35,11 @@ func (a *Admin) openPast(ctx context.Context, stream jetstream.Stream) (closed f
 	}
 	closed = func() { _ = store.Close() }
 	of, err := archive.Load(ctx, store, archive.FolderOf(a.Stream, info.Created), nil)
-	if err == nil && of.Next() >= first {
+	var erased outbox.Sequences // between archive and stream there may be nothing else
+	if err == nil {
+		erased, err = outbox.ParseSequences(info.Config.Metadata[outbox.MetadataErased])
+	}
+	if err == nil && len(erased.Lacking(of.Next(), first-1)) == 0 {
 		if err = of.Agrees(ctx, a.API); err == nil {
 			a.past = &past{of, first}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // archived writes the stream's messages up to one to an archive, and lets retention take those up to another.
@@ -142,6 +143,26 @@ func TestARewindNeedsAnArchiveThatReachesTheStream(t *testing.T) {
 	}
 	w.archived(12, 10)
 	wantFault(t, w.Rewind(t.Context(), Rewind{Name: "plain", To: "start"}), "rewind_removed")
+}
+
+// TestARewindGoesBackBehindWhatWasErased: the archive ends before that, and the stream begins behind it.
+func TestARewindGoesBackBehindWhatWasErased(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.archived(8, 10)
+	erase := func(sequences string) {
+		cfg := w.live.CachedInfo().Config
+		cfg.Metadata = map[string]string{outbox.MetadataErased: sequences}
+		_, err := w.JS.UpdateStream(t.Context(), cfg)
+		must(t, err)
+	}
+	erase("9")
+	_, err := w.planned("start")
+	wantFault(t, err, "rewind_removed")
+	erase("9+1")
+	if p, err := w.planned("start"); err != nil || p.To != 0 || p.Archived != 8 {
+		t.Errorf("%+v, %v", p, err)
+	}
 }
 
 // TestARewindFindsItsPlaceOnAReplicaThatLags: not an earlier one.

@@ -19,8 +19,8 @@ type past struct {
 	hot     uint64 // sequence of the first message that the stream still has
 }
 
-// openPast lets the source begin where the archive does, if what that has touches what the stream has. With
-// url "" there is no archive.
+// openPast lets the source begin where the archive does, if what that has touches what the stream has, or
+// what is between them was erased. With url "" there is no archive.
 func (s *streamSource) openPast(ctx context.Context, api *jsapi.Client, url string) error {
 	if url == "" || s.info == nil || s.first == 1 {
 		return nil
@@ -31,7 +31,7 @@ func (s *streamSource) openPast(ctx context.Context, api *jsapi.Client, url stri
 	}
 	s.closePast = store.Close
 	a, err := archive.Load(ctx, store, archive.FolderOf(s.name, s.info.Created), nil)
-	if err != nil || a.Next() < s.first {
+	if err != nil || len(s.erased().Lacking(a.Next(), s.first-1)) > 0 {
 		return err
 	}
 	if err := a.Agrees(ctx, api); err != nil {
@@ -134,9 +134,10 @@ func (s *streamSource) stillAll(ctx context.Context, begin, from uint64) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", s.name, err)
 	}
-	if first := info.State.FirstSeq; first > from {
+	s.info.Config.Metadata = info.Config.Metadata
+	if gone := s.erased().Lacking(from, info.State.FirstSeq-1); len(gone) > 0 {
 		return s.vanished(fmt.Sprintf("messages %d to %d were removed from stream %s while its archive was "+
-			"read", from, first-1, s.name))
+			"read", gone[0].From, gone[len(gone)-1].To, s.name))
 	}
 	return nil
 }

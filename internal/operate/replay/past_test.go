@@ -205,3 +205,30 @@ func TestAReplayReadsAllThatTheLeaderHas(t *testing.T) {
 		t.Errorf("%d events of the future", sum.Events)
 	}
 }
+
+// TestWhatWasErasedBetweenArchiveAndStreamIsNotMissed: the archive ends before it, and the stream begins
+// behind it.
+func TestWhatWasErasedBetweenArchiveAndStreamIsNotMissed(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 60 {
+		w.publish("outbox.a", true)
+	}
+	w.archive(40)
+	cfg := w.s.CachedInfo().Config
+	cfg.Metadata = map[string]string{outbox.MetadataErased: "41+1"}
+	_, err := w.js.UpdateStream(t.Context(), cfg)
+	must(t, err)
+	must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(43)))
+	sum := &Summary{}
+	must(t, w.open(&Selection{}).summarize(t.Context(), 0, sum, nil))
+	if sum.Events != 58 {
+		t.Errorf("%d of 58 events", sum.Events)
+	}
+	must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(44))) // and one that was not
+	src := w.source(&Selection{})
+	must(t, src.openPast(t.Context(), w.api, w.url))
+	if src.past != nil {
+		t.Error("a message between archive and stream is not missed")
+	}
+}
