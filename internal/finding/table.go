@@ -283,9 +283,9 @@ var table = []Finding{
 		Hint:  "Let it finish. If its process is gone or stands still, pg_terminate_backend(pid) ends it."},
 	{Code: "partition_needed", Severity: Error, Classes: fatal,
 		Title: "Something needs a partition, or rows, that are to go",
-		Hint: "A view reads the partition, or a foreign key refers to its rows: the message says which. Drop " +
-			"that, let the view read the outbox itself, or give the constraint ON DELETE CASCADE or SET NULL. " +
-			"Everything else goes meanwhile."},
+		Hint: "A view reads the partition, or a foreign key refers to its rows: the message says which. " +
+			"Drop that, let the view read the outbox itself, or give the constraint ON DELETE CASCADE or " +
+			"SET NULL. Everything else goes meanwhile."},
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
 		Hint: "A table has the name that a new partition would get, or rows of its range are in the " +

@@ -105,8 +105,8 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 		return postgres.Fatal(err, codeTaken, "Rename or drop it, if nobody needs it", "a table %s "+
 			"exists, and is no partition of %s", p.Name, m.root.Quoted())
 	case stateOverlap:
-		return postgres.Fatal(err, codeTaken, "Detach it, or wait until its range is over", "another partition "+
-			"has a part of the range from %s to %s", stamp(p.Lower), stamp(p.Upper))
+		return postgres.Fatal(err, codeTaken, "Detach it, or wait until its range is over",
+			"another partition has a part of the range from %s to %s", stamp(p.Lower), stamp(p.Upper))
 	case stateCheckViolation:
 		return postgres.Fatal(err, codeTaken, "Move them: detach the default partition, insert its rows of "+
 			"that range into the outbox's new partition by hand, which publishes them again, or leave the "+

@@ -122,8 +122,8 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 				}
 				write := func() {
 					run("BEGIN")
-					run("INSERT INTO outbox (id, doc_id, actor_id, counter, payload, created_at) VALUES ('" + id +
-						"', 'd', 'a', 1, '{}', '2024-05-01 01:00:00Z')")
+					run("INSERT INTO outbox (id, doc_id, actor_id, counter, payload, created_at) VALUES ('" +
+						id + "', 'd', 'a', 1, '{}', '2024-05-01 01:00:00Z')")
 					if prepared {
 						run("PREPARE TRANSACTION 'late'")
 					}
@@ -230,7 +230,8 @@ func TestWhatIsAttachedAgainMayHaveOtherRows(t *testing.T) {
 			w.apply() // makes partitions
 			name := w.Text("SELECT name FROM outflow_partitions WHERE made ORDER BY lower LIMIT 1")
 			w.Exec("UPDATE outflow_partitions SET state = $1 WHERE name = $2", string(state), name)
-			bound := w.Text("SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE oid = $1::regclass", name)
+			bound := w.Text("SELECT pg_get_expr(relpartbound, oid) FROM pg_class WHERE oid = $1::regclass",
+				name)
 			w.Exec("ALTER TABLE outbox DETACH PARTITION " + name)
 			w.Exec("INSERT INTO " + name + ` (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1,
 				'{}', lower FROM outflow_partitions WHERE name = '` + name + "'")
