@@ -91,7 +91,8 @@ func (k *Known) keep(a *Archive) {
 // abridge leaves out of a manifest what is only needed to read its segment.
 func (a *Archive) abridge(m *Manifest) {
 	m.abridged = true
-	m.Missing, m.Least, m.Greatest, m.Docs, m.Erasure, m.Erased = nil, nil, nil, nil, nil, nil
+	m.Missing, m.Least, m.Greatest, m.Docs, m.DocsSum = nil, nil, nil, nil, nil
+	m.Erasure, m.Erased = nil, nil
 	m.Gaps = slices.Clone(m.Gaps[:min(len(m.Gaps), 1)]) // whether there are any
 	m.Stream = a.stream
 	if n := len(a.Segments); n > 0 && a.Segments[n-1].System == m.System {
