@@ -136,6 +136,7 @@ func TestANewOutboxOfTheFormerNameLeavesDetachedPartitions(t *testing.T) {
 	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL) PARTITION BY RANGE (created_at)")
 	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
 	w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
+	w.Exec("CREATE TABLE now PARTITION OF outbox FOR VALUES FROM (now()) TO (MAXVALUE)")
 	w.apply()
 	w.cfg.Table = "former"
 	if n := w.snapshot(); n != 5 {
@@ -231,7 +232,6 @@ func TestVerifiedRowsThatCantGoStayVerified(t *testing.T) {
 	w.settle()
 	w.insert(0, 5, true)
 	within := outboxdb.Within(t)
-	w.settle()
 	locker, err := w.other().Begin(within)
 	must.Succeed(t, err)
 	_, err = locker.Exec(within, "SELECT FROM outbox FOR UPDATE")

@@ -166,7 +166,8 @@ func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error)
 	return all, nil
 }
 
-// readStates reads the outbox's rows of a table of states, and whether one of them has to be taken up.
+// readStates reads the outbox's rows of a table of states, and whether one of them has to be taken up, or
+// another outbox's are in the way, which had this name before.
 func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Partition, stale bool,
 	err error) {
 	rows, err := m.conn.Query(ctx, `SELECT name, oid, state, made, lower, upper, coalesce(fence::text, ''),
@@ -175,15 +176,17 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
 			coalesce(quiet_since, now()), sealed_at, changed_at,
 			coalesce((to_jsonb(l)->>'attach_xid')::bigint, 0), coalesce((to_jsonb(l)->>'detach_xmin')::bigint, 0),
-			root <> $2 OR (to_jsonb(l)->>'root_oid')::oid IS DISTINCT FROM $1
-		FROM `+k.Table+` l WHERE `+catalog.OfRoot+` AND state <> 'dropped'`, m.root.OID, m.root.Quoted())
+			root <> $2 OR (to_jsonb(l)->>'root_oid')::oid IS DISTINCT FROM $1, `+catalog.OfRoot+`
+		FROM `+k.Table+` l WHERE (`+catalog.OfRoot+` OR $3 AND l.root = $2) AND state <> 'dropped'`,
+		m.root.OID, m.root.Quoted(), k.Own)
 	if err != nil {
 		return nil, false, err
 	}
 	stale = !k.Own
-	found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Partition, error) {
+	others := false
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Partition, error) {
 		p := &Partition{Known: true}
-		var old bool
+		var old, ours bool
 		var fence, verifiedHash string
 		var verifiedRows *int64
 		var seq int64
@@ -191,8 +194,8 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
 			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
 			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed, &p.AttachXID,
-			&p.DetachXmin, &old)
-		if err != nil {
+			&p.DetachXmin, &old, &ours)
+		if others = others || !ours; err != nil || !ours {
 			return nil, err
 		}
 		p.Lower, p.Upper, p.Sealed = moment(lower), moment(upper), moment(sealed)
@@ -207,7 +210,12 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 		}
 		return p, err
 	})
-	return found, stale && len(found) > 0, err
+	for _, p := range all {
+		if p != nil {
+			found = append(found, p)
+		}
+	}
+	return found, others || stale && len(found) > 0, err
 }
 
 // moment is a time of the table of states: the zero one for NULL.
