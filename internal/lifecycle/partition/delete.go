@@ -138,6 +138,9 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}
 	if !some {
+		if err := m.named(ctx); err != nil {
+			return gone, err
+		}
 		t.cleared, t.base.State = true, Verified
 		return gone, m.note(ctx, m.conn, t.base)
 	}

@@ -46,8 +46,24 @@ func writtenBy(xmin, newest string) string {
 	return fmt.Sprintf("(%[2]s - ((%[2]s - %[1]s::text::bigint) & 4294967295))", xmin, newest)
 }
 
-// before is the condition of the rows that transactions before a fence wrote.
-func before(p *Partition) string { return fmt.Sprintf("%s < %d", written, p.Horizon) }
+// before is the condition of the rows that transactions before a fence wrote. Another table may get the name
+// meanwhile: none of its rows are.
+func before(p *Partition) string {
+	return fmt.Sprintf("(t.tableoid = %d AND %s < %d)", p.OID, written, p.Horizon)
+}
+
+// named makes sure that the name is still that of the table: of another one, no row was missing.
+func (m *Manager) named(ctx context.Context) error {
+	var same bool
+	err := m.conn.QueryRow(ctx, "SELECT coalesce(to_regclass($1)::oid = $2, false)", m.root.Quoted(),
+		m.root.OID).Scan(&same)
+	if err == nil && !same {
+		err = &outbox.Fault{Class: outbox.Transient, Code: codeBusy,
+			Message: fmt.Sprintf("table %s, with OID %d, was renamed meanwhile", m.root.Quoted(), m.root.OID),
+			Hint:    "Run the command again, with the table that table names now"}
+	}
+	return err
+}
 
 // plain is what is known of a plain table.
 type plain struct {
@@ -330,6 +346,9 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 			}
 		}
 		t.Stream = m.published.seen.Stream // the newest that is known of it
+	}
+	if err := m.named(ctx); err != nil {
+		return gone, err
 	}
 	for _, i := range open {
 		p, lacks := t.all[i], gone
