@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -77,7 +78,8 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 // detach detaches a partition. The state is written first: what was detached is Outflow's then.
 //
 // It does not begin while somebody has written to the partition and not ended yet: their next insert would
-// fail. Who comes later, or has a snapshot of before, may still write while it waits; see late.
+// fail. Who comes later, or has a snapshot of before, may still write while it waits; see late. Nor does it
+// begin while a transaction is open that is older than the partition's last rows: those would look so.
 func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
 	err := m.conn.QueryRow(ctx, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint").
 		Scan(&p.DetachXmin)
@@ -91,6 +93,17 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 	if len(writers) > 0 {
 		return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "open transactions write to " +
 			"it: " + strings.Join(writers, ", ")}, nil
+	}
+	if m.telling(p) {
+		late, err := m.written(ctx, m.conn, p)
+		if err != nil {
+			return step, err
+		}
+		if late {
+			who, err := m.transaction(ctx, p.DetachXmin)
+			return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "a transaction is open that is " +
+				"older than the partition's last rows: " + who}, err
+		}
 	}
 	p.State = Detaching
 	if err := m.note(ctx, m.conn, p); err != nil {
@@ -229,6 +242,9 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 			if late {
 				sealed.Made, sealed.Stream = false, Stream{}
 			}
+			if late || !p.Sealed.IsZero() {
+				sealed.DetachXmin = p.DetachXmin
+			}
 			sealed.State, sealed.System = Sealed, s.System
 			if err := m.note(ctx, tx, &sealed); err != nil {
 				return err
@@ -250,18 +266,39 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 }
 
 // late reports whether rows may have been written while a DETACH waited for others, which PostgreSQL 16 and
-// later never sends: the fence shows nothing of them. Where ids show everything it does not matter.
+// later never sends: the fence shows nothing of them.
 func (m *Manager) late(ctx context.Context, tx pgx.Tx, p *Partition) (yes bool, err error) {
-	if !p.Made && m.cfg.ID != "" || p.State != Detaching || !p.Sealed.IsZero() {
+	if !m.telling(p) || p.State != Detaching || !p.Sealed.IsZero() {
 		return false, nil
 	}
 	if p.DetachXmin == 0 {
 		return true, nil
 	}
-	err = tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE "+written+" >= $1)",
+	return m.written(ctx, tx, p)
+}
+
+// telling reports whether a fence tells something of a partition's rows that ids don't.
+func (m *Manager) telling(p *Partition) bool { return p.Made || m.cfg.ID == "" || m.cfg.Own != "" }
+
+// transaction names the one with that ID.
+func (m *Manager) transaction(ctx context.Context, id int64) (who string, err error) {
+	err = m.conn.QueryRow(ctx, `SELECT coalesce(
+			(SELECT format('server process %s in database %I', pid, datname) FROM pg_stat_activity
+				WHERE backend_xid::text::bigint = $1::bigint & 4294967295 LIMIT 1),
+			(SELECT format('prepared transaction %L', gid) FROM pg_prepared_xacts
+				WHERE transaction::text::bigint = $1::bigint & 4294967295), format('number %s', $1::bigint))`, id).Scan(&who)
+	if err != nil {
+		return "", fmt.Errorf("look for the oldest open transaction: %w", err)
+	}
+	return who, nil
+}
+
+// written reports whether a partition has rows that were written after its DETACH had begun.
+func (m *Manager) written(ctx context.Context, q catalog.Querier, p *Partition) (yes bool, err error) {
+	err = q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE "+written+" >= $1)",
 		p.DetachXmin).Scan(&yes)
 	if err != nil {
-		return false, fmt.Errorf("look for rows that came while partition %s was detached: %w", p.Name, err)
+		return false, fmt.Errorf("look for the newest rows of partition %s: %w", p.Name, err)
 	}
 	return yes, nil
 }

@@ -198,12 +198,16 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 			aged = "true"
 		}
 	}
+	which := m.own()
+	if p.DetachXmin != 0 && m.cfg.Own != "" { // rows that came late are in no stream, of whatever shard
+		which = fmt.Sprintf("(%s OR %s >= %d)", which, written, p.DetachXmin)
+	}
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
 			FROM ONLY %[3]s t WHERE NOT %[4]s AND %[6]s)
 		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
 			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
 		postgres.Quote(m.cfg.ID), aged, p.Name, known(tablesnapshot.HashOf("t", c)), maxNamed,
-		m.own())).
+		which)).
 		Scan(&gone.count, &gone.aged, &gone.ids)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)
