@@ -16,7 +16,7 @@ import (
 
 // A fence of a plain table is a transaction ID X and an LSN F: every transaction before X had ended below F.
 // The rows of a fence are those that transactions before its X wrote, and none before that of the fence
-// before it. Once every slot has confirmed F they are compared with the stream, by their ids, and the fence
+// before it. Once Outflow's slot has confirmed F they are compared with the stream, by their ids, and the fence
 // is verified if each has a message: until keep has passed the stream may have removed them.
 //
 // Rows leave a fence and never come to one. An update, or a statement that rewrites the table, makes rows of
@@ -156,10 +156,13 @@ func (m *Manager) fails(f *Facts, p *Partition, names ...string) (name, why stri
 	return "", ""
 }
 
-// confirmed reports whether every slot has confirmed a fence.
+// confirmed reports whether Outflow's slot has confirmed a fence. Others may be behind for longer than the
+// stream keeps messages.
 func (m *Manager) confirmed(t *plain, p *Partition) bool {
-	_, why := m.fails(t.Facts, p, "server", "own slot", "slots")
-	return why == ""
+	_, why := m.fails(t.Facts, p, "server")
+	return why == "" && slices.ContainsFunc(t.Slots, func(s Slot) bool {
+		return s.Name == m.cfg.Slot && s.Confirmed >= p.Fence
+	})
 }
 
 // verified reports whether all rows of a fence were in the stream that there is.
@@ -300,7 +303,7 @@ func (m *Manager) unverified(t *plain, p *Partition) string {
 	return "(" + strings.Join(all, " OR ") + ")"
 }
 
-// compareFences compares the rows of each fence that every slot has confirmed with the stream, unless they
+// compareFences compares the rows of each fence that Outflow's slot has confirmed with the stream, unless they
 // were in it before. Those in no message are returned, and their fences are not verified, until they are
 // accepted.
 func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
