@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -288,10 +287,7 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 			}
 		}
 	}
-	if err := m.join(ctx, t, 0, slices.Index(t.all, p)); err != nil {
-		return n, "", err
-	}
-	return n, "", referenced
+	return n, "", cmp.Or(m.joinBehind(ctx, t, p), referenced)
 }
 
 // How PostgreSQL says that a row is referred to. From 18 on RESTRICT has a state of its own.

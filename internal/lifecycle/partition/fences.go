@@ -253,6 +253,19 @@ func (m *Manager) thin(ctx context.Context, t *plain) error {
 	return nil
 }
 
+// joinBehind joins the fences up to p, of which few have rows now. Rows that can't go stay verified beside
+// others that are not.
+func (m *Manager) joinBehind(ctx context.Context, t *plain, p *Partition) error {
+	at := slices.Index(t.all, p)
+	err := m.join(ctx, t, at, at)
+	for ; at > 0 && err == nil; at-- {
+		if m.verified(t, t.all[at-1]) == m.verified(t, t.all[at]) {
+			err = m.join(ctx, t, at-1, at)
+		}
+	}
+	return err
+}
+
 // join lets the rows of some fences be those of the one behind them. It is verified if all of them were.
 func (m *Manager) join(ctx context.Context, t *plain, from, to int) error {
 	p := t.all[to]
