@@ -376,3 +376,67 @@ func (w *world) detachWaits() {
 		return w.Text("SELECT count(*)::text FROM pg_inherits WHERE inhdetachpending") == "1"
 	})
 }
+
+// TestALongTransactionElsewhereMakesNoRowsLate: a transaction that is open since before a partition's last
+// rows, in another table, is no reason to miss messages that the stream's limits took.
+func TestALongTransactionElsewhereMakesNoRowsLate(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"id", ""} {
+		w := newWorld(t, pgtest.Own(t, 0, "wal_level=logical"), 1)
+		w.cfg.ID = id
+		w.cfg.Slack = 1000000 * time.Hour
+		w.apply()
+		w.Exec("UPDATE outflow_partitions SET made = true WHERE name = $1", quoted("public", old(0)))
+		w.cfg.Slack = 0
+		w.Exec("CREATE TABLE elsewhere (n int)")
+		within := outboxdb.Within(t)
+		long, err := w.other().Begin(within)
+		must.Succeed(t, err)
+		_, err = long.Exec(within, "INSERT INTO elsewhere VALUES (1)")
+		must.Succeed(t, err)
+		w.insert(0, 5, true)
+		clear(w.published) // by the stream's limits, long after the slot had confirmed them
+		w.seen.Removed, w.seen.Oldest = true, time.Now()
+		for range 4 {
+			w.confirm(w.Slot)
+			_, err := w.try()
+			if err != nil {
+				t.Errorf("id %q: %v", id, err)
+				break
+			}
+		}
+		must.Succeed(t, long.Rollback(within))
+		for range 4 {
+			w.confirm(w.Slot)
+			_, _ = w.try()
+		}
+		if w.exists(0) {
+			t.Errorf("id %q: the partition does not go: %s", id, why(w.plan(), 0))
+		}
+	}
+}
+
+// TestLateRowsOfOtherShardsStay: rows that come while a DETACH waits are in no stream, of whatever shard they
+// are.
+func TestLateRowsOfOtherShardsStay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Own(t, 0, "wal_level=logical"), 1)
+	w.cfg.Own = "counter % 2 = 0"
+	within := outboxdb.Within(t)
+	writer, err := w.other().BeginTx(within, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	must.Succeed(t, err)
+	_, err = writer.Exec(within, "SELECT FROM outbox LIMIT 1")
+	must.Succeed(t, err)
+	wantWhy(t, w.apply(), 0, "open transactions hold it")
+	_, err = writer.Exec(within, `INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at)
+		VALUES ('d', 'a', 7, '{}', '2024-05-01 01:00:00Z')`)
+	must.Succeed(t, err)
+	must.Succeed(t, writer.Commit(within))
+	for range 4 {
+		_, _ = w.try()
+		w.confirm(w.Slot)
+	}
+	if !w.exists(0) {
+		t.Error("a row of another shard, which no slot was sent, is gone")
+	}
+}

@@ -16,8 +16,8 @@ import (
 
 // A fence of a plain table is a transaction ID X and an LSN F: every transaction before X had ended below F.
 // The rows of a fence are those that transactions before its X wrote, and none before that of the fence
-// before it. Once Outflow's slot has confirmed F they are compared with the stream, by their ids, and the fence
-// is verified if each has a message: until keep has passed the stream may have removed them.
+// before it. Once Outflow's slot has confirmed F they are compared with the stream, by their ids, and the
+// fence is verified if each has a message: until keep has passed the stream may have removed them.
 //
 // Rows leave a fence and never come to one. An update, or a statement that rewrites the table, makes rows of
 // a later fence of them, whose ids are compared again; so nothing has to be known of who wrote a row, or when
@@ -316,8 +316,8 @@ func (m *Manager) unverified(t *plain, p *Partition) string {
 	return "(" + strings.Join(all, " OR ") + ")"
 }
 
-// compareFences compares the rows of each fence that Outflow's slot has confirmed with the stream, unless they
-// were in it before. Those in no message are returned, and their fences are not verified, until they are
+// compareFences compares the rows of each fence that Outflow's slot has confirmed with the stream, unless
+// they were in it before. Those in no message are returned, and their fences are not verified, until they are
 // accepted.
 func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
 	var open []int

@@ -445,3 +445,48 @@ func TestARowThatOthersReferToIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// TestRowsAreComparedWhileAnotherSlotIsBehind: another slot of the database (Debezium) is behind for longer
+// than the stream keeps messages. Outflow's own slot has confirmed the rows long ago, and they were in the
+// stream.
+func TestRowsAreComparedWhileAnotherSlotIsBehind(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.slot("debezium_" + w.Slot)
+	for range 3 {
+		w.insert(0, 10, true)
+		w.mustRemove()
+		w.confirm(w.Slot)
+		w.mustRemove() // its rows are in the stream now
+		clear(w.published)
+	}
+	w.confirm("debezium_" + w.Slot)
+	if s, err := w.remove(); err != nil || w.rows() != "0" {
+		t.Errorf("%v, %s rows are left: %v", s, w.rows(), err)
+	}
+}
+
+// TestVerifiedRowsThatCantGoStayVerified: rows that others refer to, or that were locked, beside older ones
+// that were never published.
+func TestVerifiedRowsThatCantGoStayVerified(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 1, false)
+	w.settle()
+	w.insert(0, 5, true)
+	within := outboxdb.Within(t)
+	locker, err := w.other().Begin(within)
+	must.Succeed(t, err)
+	_, err = locker.Exec(within, "SELECT FROM outbox FOR UPDATE")
+	must.Succeed(t, err)
+	for range 2 {
+		w.settle()
+	}
+	clear(w.published)
+	must.Succeed(t, locker.Rollback(within))
+	_, err = w.remove()
+	f := wantFault(t, err, outbox.Gap, codeUnpublished)
+	if w.rows() != "1" {
+		t.Errorf("%s rows are left: %v", w.rows(), f)
+	}
+}

@@ -252,3 +252,110 @@ func TestOwnersDoNotShareATableOfStates(t *testing.T) {
 		t.Errorf("the first one's states are\n%s, and were\n%s", now, states)
 	}
 }
+
+// TestANewOutboxOfTheFormerNameTakesNoStates: the new one is run first.
+func TestANewOutboxOfTheFormerNameTakesNoStates(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.ID = ""
+	w.insert(0, 3, false)
+	w.mustRemove()
+	must.Succeed(t, w.manager().Forget(outboxdb.Within(t)))
+	for range 2 {
+		w.confirm(w.Slot)
+		_, err := w.remove()
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+	}
+	w.Exec("ALTER TABLE outbox RENAME TO former")
+	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL)")
+	w.mustRemove()
+	w.cfg.Table = "former"
+	for range 3 {
+		w.confirm(w.Slot)
+		_, _ = w.remove()
+	}
+	if n := w.Text("SELECT count(*)::text FROM former"); n != "3" {
+		t.Errorf("%s of 3 rows are left that nothing shows to be published", n)
+	}
+}
+
+// TestANewOutboxOfTheFormerNameLeavesDetachedPartitions: both have partitions of the same names.
+func TestANewOutboxOfTheFormerNameLeavesDetachedPartitions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.want(0, Sealed)
+	w.Exec("ALTER TABLE outbox RENAME TO former")
+	w.Exec("ALTER TABLE outbox_0 RENAME TO former_0")
+	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL) PARTITION BY RANGE (created_at)")
+	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
+	w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
+	w.Exec("CREATE TABLE now PARTITION OF outbox FOR VALUES FROM (now()) TO (MAXVALUE)")
+	w.apply()
+	w.cfg.Table = "former"
+	if n := w.snapshot(); n != 5 {
+		t.Errorf("a snapshot has %d of 5 rows", n)
+	}
+	w.confirm(w.Slot)
+	w.apply()
+	if w.Text("SELECT (to_regclass('former_0') IS NULL)::text") != "true" {
+		t.Error("the former one's partition does not go")
+	}
+}
+
+// TestATableThatTakesTheNameMeanwhileIsLeftAlone: while the stream is read, or rows are deleted, another
+// table gets the name.
+func TestATableThatTakesTheNameMeanwhileIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"read", "partition.deleted", "partition.verified"} {
+		w := newPlain(t, 0)
+		w.Exec("CREATE TABLE later (LIKE outbox INCLUDING ALL)")
+		w.Exec("INSERT INTO later (doc_id, actor_id, counter, payload) SELECT 'd', 'a', n, '{}' FROM " +
+			"generate_series(1, 3000) n")
+		w.insert(0, 3000, true)
+		w.insert(0, 2, false)
+		w.confirm(w.Slot)
+		if at != "read" {
+			w.publish()
+		}
+		w.mustRemove()
+		w.confirm(w.Slot)
+		swapped := false
+		swap := func() {
+			if !swapped {
+				swapped = true
+				w.Exec("ALTER TABLE outbox RENAME TO former; ALTER TABLE later RENAME TO outbox")
+			}
+		}
+		published := w.o.Published
+		switch at {
+		case "read":
+			w.Exec("DELETE FROM later")
+			w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+				swap()
+				return published(ctx, in, add)
+			}
+		default:
+			w.o.Hit = func(point string) {
+				if point == at {
+					swap()
+				}
+			}
+		}
+		_, err := w.manager().Delete(outboxdb.Within(t))
+		if at == "read" {
+			wantFault(t, err, outbox.Transient, codeBusy)
+			w.o.Published = published
+			w.Exec("ALTER TABLE outbox RENAME TO later; ALTER TABLE former RENAME TO outbox")
+			_, err = w.remove()
+			if n := w.rows(); n != "2" {
+				t.Errorf("%s: %s of 2 rows are left that were never published: %v", at, n, err)
+			}
+			continue
+		}
+		if n := w.rows(); n != "3000" {
+			t.Errorf("%s: %s of 3000 rows are left of the table that got the name: %v", at, n, err)
+		}
+	}
+}

@@ -101,8 +101,8 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 		}
 		if late {
 			who, err := m.transaction(ctx, p.DetachXmin)
-			return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "a transaction is open that is " +
-				"older than the partition's last rows: " + who}, err
+			return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks,
+				Why: "a transaction is open that is older than the partition's last rows: " + who}, err
 		}
 	}
 	p.State = Detaching
@@ -286,7 +286,8 @@ func (m *Manager) transaction(ctx context.Context, id int64) (who string, err er
 			(SELECT format('server process %s in database %I', pid, datname) FROM pg_stat_activity
 				WHERE backend_xid::text::bigint = $1::bigint & 4294967295 LIMIT 1),
 			(SELECT format('prepared transaction %L', gid) FROM pg_prepared_xacts
-				WHERE transaction::text::bigint = $1::bigint & 4294967295), format('number %s', $1::bigint))`, id).Scan(&who)
+				WHERE transaction::text::bigint = $1::bigint & 4294967295),
+			format('number %s', $1::bigint))`, id).Scan(&who)
 	if err != nil {
 		return "", fmt.Errorf("look for the oldest open transaction: %w", err)
 	}
