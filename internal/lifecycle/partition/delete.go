@@ -150,12 +150,13 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 // unknown counts the rows that a condition holds for, and whose ids are not loaded.
 func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Column) (gone missing,
 	err error) {
-	err = m.conn.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id FROM ONLY %[2]s t
-			WHERE %[3]s AND NOT %[4]s AND %[6]s)
-		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[5]d) FROM gone`,
-		postgres.Quote(id.Name), m.root.Quoted(), condition, known(tablesnapshot.HashOf("t", id)), maxNamed,
-		m.own())).
-		Scan(&gone.count, &gone.ids)
+	hash := tablesnapshot.HashOf("t", id)
+	err = m.conn.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[7]s AS hash
+			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s)
+		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[5]d),
+			ARRAY(SELECT hash::text FROM gone LIMIT %[8]d) FROM gone`,
+		postgres.Quote(id.Name), m.root.Quoted(), condition, known(hash), maxNamed, m.own(), hash, maxMissing)).
+		Scan(&gone.count, &gone.ids, &gone.hashes)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)
 	}
@@ -208,7 +209,7 @@ func (m *Manager) mayDelete(t *plain, p *Partition, gone missing) string {
 	id, ok := m.root.Column(m.cfg.ID)
 	open := ""
 	if ok && !m.cfg.Archive {
-		open = m.unverified(t, p)
+		open = m.unverified(t, p, id)
 	}
 	switch {
 	case !ok || gone.count > 0 && gone.count == m.o.AcceptUnpublished:

@@ -180,6 +180,49 @@ func TestAnOpenWriterIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestADetachDoesNotWaitForWhoComesLater: of two writers that update rows by id, which locks all partitions,
+// one has always a transaction open.
+func TestADetachDoesNotWaitForWhoComesLater(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 5, true)
+	w.insert(1, 5, true)
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	writers := []*pgx.Conn{w.other(), w.other()}
+	within := outboxdb.Within(t)
+	begin := func(c *pgx.Conn) error {
+		_, err := c.Exec(within, "BEGIN; UPDATE outbox SET counter = 0 WHERE id = gen_random_uuid()")
+		return err
+	}
+	must.Succeed(t, begin(writers[0]))
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			err := begin(writers[(n+1)%2])
+			if err == nil {
+				_, err = writers[n%2].Exec(within, "COMMIT")
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	outboxdb.Eventually(t, "both are detached", func() bool {
+		w.apply()
+		return w.state(0) == string(Sealed) && w.state(1) == string(Sealed)
+	})
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRowsThatAreWrittenWhileADetachWaitsAreNotTakenForPublished: PostgreSQL 16 and later never sends them.
 // Outflow has made the partition, and the stream's oldest messages are gone; or there is no id column.
 func TestRowsThatAreWrittenWhileADetachWaitsAreNotTakenForPublished(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // A fence of a plain table is a transaction ID X and an LSN F: every transaction before X had ended below F.
@@ -26,6 +27,8 @@ import (
 const (
 	// fences is how many are kept for the time that rows are kept.
 	fences = 64
+	// Of so many rows of a fence that are in no message it is noted which they are: all others are verified.
+	maxMissing = 1000
 	// A row has the lower 32 bits of its transaction ID, which recur. It is taken for the youngest one that
 	// it can be, and a lock may have followed it to one that is younger than the snapshot.
 	xidAhead = 1 << 28
@@ -266,7 +269,8 @@ func (m *Manager) joinBehind(ctx context.Context, t *plain, p *Partition) error 
 	return err
 }
 
-// join lets the rows of some fences be those of the one behind them. It is verified if all of them were.
+// join lets the rows of some fences be those of the one behind them. It is verified if all of them were, and
+// few of their rows are in no message.
 func (m *Manager) join(ctx context.Context, t *plain, from, to int) error {
 	p := t.all[to]
 	names := t.stale
@@ -275,6 +279,13 @@ func (m *Manager) join(ctx context.Context, t *plain, from, to int) error {
 		if !m.verified(t, q) {
 			p.State = Sealed
 		}
+		p.Missing = append(p.Missing, q.Missing...)
+	}
+	if len(p.Missing) > maxMissing {
+		p.State = Sealed
+	}
+	if p.State != Verified {
+		p.Missing = nil
 	}
 	err := m.note(ctx, m.conn, p) // first: that it is not verified must not get lost
 	if err == nil {
@@ -299,7 +310,7 @@ func (t *plain) between(from, to int) string {
 
 // unverified are the rows of which nothing shows up to a fence that they were in the stream; "": there are
 // none.
-func (m *Manager) unverified(t *plain, p *Partition) string {
+func (m *Manager) unverified(t *plain, p *Partition, id catalog.Column) string {
 	var all []string
 	for i := 0; i < len(t.all) && t.all[i].Horizon <= p.Horizon; i++ {
 		from := i
@@ -309,6 +320,9 @@ func (m *Manager) unverified(t *plain, p *Partition) string {
 		if i > from {
 			all = append(all, t.between(from, i-1))
 		}
+		if i < len(t.all) && t.all[i].Horizon <= p.Horizon && len(t.all[i].Missing) > 0 {
+			all = append(all, m.open(t, i, id))
+		}
 	}
 	if len(all) == 0 {
 		return ""
@@ -316,16 +330,27 @@ func (m *Manager) unverified(t *plain, p *Partition) string {
 	return "(" + strings.Join(all, " OR ") + ")"
 }
 
+// open are the rows of a fence of which nothing shows that they were in the stream: all of them, unless it is
+// verified.
+func (m *Manager) open(t *plain, i int, id catalog.Column) string {
+	p, rows := t.all[i], t.between(i, i)
+	if !m.verified(t, p) {
+		return rows
+	}
+	return "(" + rows + " AND " + tablesnapshot.HashOf("t", id) + " = ANY ('{" + strings.Join(p.Missing, ",") +
+		"}'::uuid[]))"
+}
+
 // compareFences compares the rows of each fence that Outflow's slot has confirmed with the stream, unless
-// they were in it before. Those in no message are returned, and their fences are not verified, until they are
-// accepted.
+// they were in it before. Those in no message are returned until they are accepted, and noted if they are few;
+// a fence with more of them is not verified.
 func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
 	var open []int
 	for i, p := range t.all {
 		if !m.confirmed(t, p) {
 			break
 		}
-		if !m.verified(t, p) {
+		if !m.verified(t, p) || len(p.Missing) > 0 {
 			open = append(open, i)
 		}
 	}
@@ -334,7 +359,7 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 	}
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the stream")()
 	first, last := open[0], open[len(open)-1]
-	rows := m.unverified(t, t.all[last])
+	rows := m.unverified(t, t.all[last], id)
 	var some bool
 	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t WHERE "+rows+" AND "+
 		m.own()+")").Scan(&some)
@@ -369,14 +394,21 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 	for _, i := range open {
 		p, lacks := t.all[i], gone
 		if gone.count > 0 && len(open) > 1 {
-			if lacks, err = m.unknown(ctx, t.between(i, i)+old, id); err != nil {
+			if lacks, err = m.unknown(ctx, m.open(t, i, id)+old, id); err != nil {
 				return gone, err
 			}
 		}
-		if lacks.count > 0 && gone.count != m.o.AcceptUnpublished {
+		switch accepted := gone.count == m.o.AcceptUnpublished; {
+		case lacks.count == 0:
+			p.Accepted, p.Missing = 0, nil
+		case accepted:
+			p.Accepted, p.Missing = lacks.count, nil
+		case lacks.count > maxMissing:
 			continue
+		default:
+			p.Accepted, p.Missing = 0, lacks.hashes
 		}
-		p.State, p.Stream, p.Accepted = Verified, t.Stream, lacks.count
+		p.State, p.Stream = Verified, t.Stream
 		if err := m.note(ctx, m.conn, p); err != nil {
 			return gone, m.explain("write table "+m.ledger(), err)
 		}

@@ -490,3 +490,39 @@ func TestVerifiedRowsThatCantGoStayVerified(t *testing.T) {
 		t.Errorf("%s rows are left: %v", w.rows(), f)
 	}
 }
+
+// TestARowThatWasNeverPublishedTakesNoOthersWithIt: rows that were compared count as published when the
+// stream has their messages no more, also beside some that were never published, in more fences than are
+// kept. With many of these in one they don't, and when they are published all go.
+func TestARowThatWasNeverPublishedTakesNoOthersWithIt(t *testing.T) {
+	t.Parallel()
+	for _, k := range []struct {
+		rounds, lost int
+		left         string
+	}{{fences + 2, 1, strconv.Itoa(fences + 2)}, {1, maxMissing, strconv.Itoa(maxMissing)},
+		{1, maxMissing + 1, strconv.Itoa(maxMissing + 3)}} {
+		t.Run(fmt.Sprintf("%+v", k), func(t *testing.T) {
+			t.Parallel()
+			w := newPlain(t, 0)
+			w.cfg.Keep = time.Hour
+			for range k.rounds {
+				w.insert(0, 2, true)
+				w.insert(0, k.lost, false)
+				for range 2 {
+					w.settle()
+				}
+			}
+			clear(w.published)
+			w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+			_, err := w.remove()
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+			if w.rows() != k.left {
+				t.Errorf("%s rows are left, want %s", w.rows(), k.left)
+			}
+			w.publish()
+			if w.mustRemove(); w.rows() != "0" {
+				t.Errorf("%s rows are left when all are published", w.rows())
+			}
+		})
+	}
+}

@@ -60,6 +60,7 @@ const ledgerColumns = `
   changed_at timestamptz NOT NULL DEFAULT now(),
   attach_xid bigint,
   detach_xmin bigint,
+  missing uuid[],
   PRIMARY KEY (root, name)`
 
 func (m *Manager) ledger() string {
@@ -68,8 +69,7 @@ func (m *Manager) ledger() string {
 
 // makeLedger makes the table of states. It belongs to the outbox's owner, because what it says is believed.
 func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
-	statements := []string{"ALTER TABLE " + m.ledger() + " ADD COLUMN IF NOT EXISTS root_oid oid, " +
-		"ADD COLUMN IF NOT EXISTS attach_xid bigint, ADD COLUMN IF NOT EXISTS detach_xmin bigint"}
+	statements := []string{"ALTER TABLE " + m.ledger() + newColumns}
 	if !m.hasLedger {
 		statements = []string{
 			"CREATE TABLE IF NOT EXISTS " + m.ledger() + " (" + ledgerColumns + "\n)",
@@ -84,6 +84,10 @@ func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
 	}
 	return nil
 }
+
+// newColumns are those that a table of states of an older version lacks.
+const newColumns = ` ADD COLUMN IF NOT EXISTS root_oid oid, ADD COLUMN IF NOT EXISTS attach_xid bigint,
+	ADD COLUMN IF NOT EXISTS detach_xmin bigint, ADD COLUMN IF NOT EXISTS missing uuid[]`
 
 // takeUp makes the table of states if there is none, or it is one of an older version, and gives all rows of
 // the outbox the name that it has now. Those that were left behind in another schema come along.
@@ -104,11 +108,13 @@ func (m *Manager) takeUp(ctx context.Context) error {
 			if err != nil {
 				break
 			}
+			if _, err = tx.Exec(ctx, "ALTER TABLE "+from+newColumns); err != nil {
+				break
+			}
 			_, err = tx.Exec(ctx, `WITH taken AS (DELETE FROM `+from+` l WHERE `+catalog.OfRoot+`
 					RETURNING l.*, `+catalog.Here+` AS here)
-				INSERT INTO `+m.ledger()+` (root, root_oid, system_id, `+ledgerRest+`, attach_xid, detach_xmin)
-				SELECT $2, $1, CASE WHEN here THEN system_id ELSE '' END, `+ledgerRest+`,
-					(to_jsonb(t)->>'attach_xid')::bigint, (to_jsonb(t)->>'detach_xmin')::bigint FROM taken t
+				INSERT INTO `+m.ledger()+` (root, root_oid, system_id, `+ledgerRest+`)
+				SELECT $2, $1, CASE WHEN here THEN system_id ELSE '' END, `+ledgerRest+` FROM taken
 				ON CONFLICT (root, name) DO NOTHING`, m.root.OID, m.root.Quoted())
 		}
 		return err
@@ -120,16 +126,16 @@ func (m *Manager) takeUp(ctx context.Context) error {
 	return err
 }
 
-// ledgerRest are the columns of the table of states beside those that say which outbox it is, and those that
-// one of an older version lacks.
+// ledgerRest are the columns of the table of states beside those that say which outbox it is.
 const ledgerRest = `name, oid, state, made, lower, upper, fence, horizon, rows, hash, verified_rows,
-	verified_hash, accepted, stream_created, stream_seq, inserts, quiet_since, sealed_at, changed_at`
+	verified_hash, accepted, stream_created, stream_seq, inserts, quiet_since, sealed_at, changed_at,
+	attach_xid, detach_xmin, missing`
 
 // readLedger reads the states; nothing where there is no table of them yet.
 func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error) {
 	var owner string
-	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), 3 > (SELECT count(*) FROM pg_attribute a
-			WHERE a.attrelid = c.oid AND a.attname IN ('root_oid', 'attach_xid', 'detach_xmin')
+	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), 4 > (SELECT count(*) FROM pg_attribute a
+			WHERE a.attrelid = c.oid AND a.attname IN ('root_oid', 'attach_xid', 'detach_xmin', 'missing')
 				AND NOT a.attisdropped)
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE n.nspname = $1 AND c.relname = $2`, m.root.Schema, catalog.PartitionStates).
@@ -176,6 +182,7 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
 			coalesce(quiet_since, now()), sealed_at, changed_at,
 			coalesce((to_jsonb(l)->>'attach_xid')::bigint, 0), coalesce((to_jsonb(l)->>'detach_xmin')::bigint, 0),
+			ARRAY(SELECT jsonb_array_elements_text(nullif(to_jsonb(l)->'missing', 'null'))),
 			root <> $2 OR (to_jsonb(l)->>'root_oid')::oid IS DISTINCT FROM $1, `+catalog.OfRoot+`
 		FROM `+k.Table+` l WHERE (`+catalog.OfRoot+` OR $3 AND l.root = $2) AND state <> 'dropped'`,
 		m.root.OID, m.root.Quoted(), k.Own)
@@ -194,7 +201,7 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
 			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
 			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed, &p.AttachXID,
-			&p.DetachXmin, &old, &ours)
+			&p.DetachXmin, &p.Missing, &old, &ours)
 		if others = others || !ours; err != nil || !ours {
 			return nil, err
 		}

@@ -43,7 +43,8 @@ type Partition struct {
 	AttachXID  int64 // Attach when it was noted; 0: it was not
 	DetachXmin int64 // the oldest transaction that was open when its DETACH began; 0: nobody knows
 	Fence      outbox.LSN
-	Horizon    int64 // of a plain table's fence
+	Horizon    int64    // of a plain table's fence
+	Missing    []string // hashes of the ids of its rows that are in no message, if it is verified
 	System     string
 	SealedSum  Sum
 	Verified   *Sum

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -86,13 +89,13 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 	if err != nil {
 		return step, fmt.Errorf("read the oldest open transaction: %w", err)
 	}
-	writers, err := m.holders(ctx, "l.relation = $1::oid AND l.mode = 'RowExclusiveLock'", p.OID)
+	writers, err := m.writers(ctx, p)
 	if err != nil {
 		return step, err
 	}
 	if len(writers) > 0 {
 		return Step{Partition: p.Name, Action: Wait, Clause: clauseLocks, Why: "open transactions write to " +
-			"it: " + strings.Join(writers, ", ")}, nil
+			"it: " + strings.Join(writers[:min(len(writers), 10)], ", ")}, nil
 	}
 	if m.telling(p) {
 		late, err := m.written(ctx, m.conn, p)
@@ -178,7 +181,8 @@ func (m *Manager) held(ctx context.Context, p *Partition) (Step, error) {
 				'YYYY-MM-DD HH24:MI:SS "UTC"'))
 			FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database()
 				AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-				AND xact_start < clock_timestamp() - interval '1 s'`, array([]uint32{m.root.OID, p.OID}))
+				AND xact_start < clock_timestamp() - interval '1 s'
+		LIMIT 10`, array([]uint32{m.root.OID, p.OID}))
 	if err != nil {
 		return Step{}, err
 	}
@@ -186,17 +190,43 @@ func (m *Manager) held(ctx context.Context, p *Partition) (Step, error) {
 		cmp.Or(strings.Join(all, ", "), "those that hold a table that refers to it")}, nil
 }
 
-// holders names the transactions of others that hold locks, at most ten.
+// writers names those that have written to a partition and don't end while a lock would be waited for. Others
+// may come meanwhile without a pause: an UPDATE of the root by id locks all partitions for a moment.
+func (m *Manager) writers(ctx context.Context, p *Partition) (long []string, err error) {
+	defer progress.Wait(ctx, "waiting for transactions that write to partition "+p.Name)()
+	for n := range lockAttempts {
+		if n > 0 {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(cmp.Or(m.cfg.LockTimeout, lockTimeout) / lockAttempts):
+			}
+		}
+		now, err := m.holders(ctx, "l.relation = $1::oid AND l.mode = 'RowExclusiveLock'", p.OID)
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			long = now
+		}
+		long = slices.DeleteFunc(long, func(who string) bool { return !slices.Contains(now, who) })
+		if len(long) == 0 {
+			break
+		}
+	}
+	return long, nil
+}
+
+// holders names the transactions of others that hold locks.
 func (m *Manager) holders(ctx context.Context, which string, arg any) ([]string, error) {
 	rows, err := m.conn.Query(ctx, `SELECT DISTINCT CASE WHEN x.gid IS NOT NULL THEN format('prepared transaction %L',
-			x.gid) ELSE format('server process %s', l.pid) END
+			x.gid) ELSE format('server process %s (transaction %s)', l.pid, l.virtualtransaction) END
 		FROM pg_locks l
 			LEFT JOIN pg_locks o ON l.pid IS NULL AND o.pid IS NULL AND o.locktype = 'transactionid'
 				AND o.virtualtransaction = l.virtualtransaction
 			LEFT JOIN pg_prepared_xacts x ON x.transaction = o.transactionid
 		WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid() AND
-			l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND `+which+
-		" LIMIT 10", arg)
+			l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND `+which, arg)
 	if err != nil {
 		return nil, fmt.Errorf("look who holds the locks: %w", err)
 	}

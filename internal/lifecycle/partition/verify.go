@@ -136,9 +136,10 @@ func (in Period) with(p *Partition) Period {
 
 // missing are rows whose ids no message has.
 type missing struct {
-	count int64
-	ids   []string
-	aged  int64 // how many more are older than the oldest message, and were written when they were published
+	count  int64
+	ids    []string
+	hashes []string // of a plain table, of at most maxMissing ids
+	aged   int64    // how many more are older than the oldest message, and were written when they were published
 }
 
 // compare looks for rows that are not published, and if there are none, or as many as are accepted, notes
