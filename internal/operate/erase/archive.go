@@ -27,6 +27,9 @@ func (c *command) archive(ctx context.Context, until time.Time) error {
 				c.behind(a.Next()-1, last)
 			}
 		}
+		if err := c.tidy(ctx, a, name, until); err != nil { // before it is listed what no manifest names
+			return err
+		}
 		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
 		defer task.End()
 		var gone []found // of the segment at hand, and of one that somebody else has written anew meanwhile
@@ -45,9 +48,6 @@ func (c *command) archive(ctx context.Context, until time.Time) error {
 			Done: func() { task.Add(1) }})
 		c.passed += done.Passed
 		if err != nil {
-			return err
-		}
-		if err := c.tidy(ctx, a, name, until); err != nil {
 			return err
 		}
 		n, err := a.ErasedBy(ctx, c.o.Request) // also what a run erased that was killed
