@@ -145,14 +145,17 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 	if err := w.prepare(cfg); err != nil {
 		return nil, err
 	}
-	if err := w.readErasures(ctx, cfg, a.Created()); err != nil {
-		return nil, err
-	}
 	if !o.DryRun {
 		if err := w.connect(ctx, cfg); err != nil {
 			return nil, err
 		}
 		defer postgres.Close(w.conn)
+		if err := erasure.NoneAtWork(ctx, w.conn, l.Layout.Table); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.readErasures(ctx, cfg, a.Created()); err != nil {
+		return nil, err
 	}
 	return w.rep, w.run(ctx, a)
 }

@@ -2,9 +2,12 @@ package maintenance
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
@@ -117,4 +120,84 @@ func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
 	if report, said, code := f.Repair("--accept", repair, despite); code != 0 || report.Published != 1 {
 		t.Errorf("exit code %d: %+v\n%s", code, report, said)
 	}
+}
+
+// TestRowsThatArePutBackMeanwhileAreErased: archive rows may have read their segment before the erasure
+// began.
+func TestRowsThatArePutBackMeanwhileAreErased(t *testing.T) {
+	t.Parallel()
+	const doc, others = "gone", 600 // more than archive rows writes at once
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedmeanwhile",
+		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	const insert = "INSERT INTO outbox (doc_id, actor_id, counter, payload) "
+	harness.Exec(t, f.Conn, insert+fmt.Sprintf("SELECT 'another', 'a', i, '{}' FROM generate_series(1, %d) i",
+		others))
+	harness.Insert(t, f.Conn, doc, 1, "{}")
+	archived(t, f, others+1)
+	harness.Exec(t, f.Conn, "DELETE FROM outbox")
+	rows := (&retained{Installation: f, t: t}).runs([]string{"archive", "rows"},
+		"OUTFLOW_FAILPOINT=stop.rows.written:1")
+	harness.Eventually(t, "it sleeps", func() error {
+		if !rows.stopped() {
+			return errors.New(rows.log.String())
+		}
+		return nil
+	}, rows.child)
+	if c, said, code := erase(t, f, "--doc", doc, "--request", "r", "--yes"); code != 1 ||
+		!strings.Contains(said, "code erase_busy") {
+		t.Errorf("exit code %d: %+v\n%s", code, c, said)
+	}
+	harness.Must(t, rows.child.Signal(syscall.SIGCONT))
+	harness.Must(t, rows.child.Wait())
+	erased(t, f, "--doc", doc, "--request", "r")
+	f.MustRun("archive", "rows")
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = '"+doc+"'"); n > 0 {
+		t.Errorf("%d rows of an erased document are in the table again\n%s", n, rows.log.String())
+	}
+	f.MustStop(t)
+}
+
+// TestWhatAnArchiverLinksBeforeItIsKilledIsErased: it was writing an object when the archive was erased.
+func TestWhatAnArchiverLinksBeforeItIsKilledIsErased(t *testing.T) {
+	t.Parallel()
+	const doc = "gone"
+	dir := t.TempDir()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedlinked",
+		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, doc, 1, "{}")
+	archived(t, f, 2)
+	objects, err := filepath.Glob(filepath.Join(dir, "v1", "*", "*.jsonl.zst"))
+	harness.Must(t, err)
+	data, err := os.ReadFile(objects[0])
+	harness.Must(t, err)
+	// The archiver began before the erasure, with a segment that ends elsewhere, and was overtaken.
+	in := filepath.Dir(objects[0])
+	writing := filepath.Join(in, ".new-SLOW")
+	slow, err := os.Create(writing)
+	harness.Must(t, err)
+	defer func() { _ = slow.Close() }()
+	harness.Must(t, syscall.Flock(int(slow.Fd()), syscall.LOCK_EX))
+	_, err = slow.Write(data)
+	harness.Must(t, err)
+	settle(t, f)
+	erasing := (&retained{Installation: f, t: t}).runs([]string{"erase", "--doc", doc, "--request", "r",
+		"--yes", "--wait", "10m"})
+	erasing.says("waiting for whoever is writing to archive")
+	linked := filepath.Join(in, "00000000000000000001-00000000000000000999.jsonl.zst")
+	harness.Must(t, os.Link(writing, linked))
+	harness.Must(t, os.Remove(writing))
+	harness.Must(t, slow.Close()) // and it is killed
+	if err := erasing.child.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, erasing.log.String())
+	}
+	if found := filesWith(t, dir, "outbox."+doc); len(found) > 0 {
+		t.Errorf("an erasure that has finished left the document in %q\n%s", found, erasing.log.String())
+	}
+	f.MustStop(t)
 }

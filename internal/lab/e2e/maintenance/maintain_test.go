@@ -32,9 +32,20 @@ func (r *retained) maintain(settings ...string) *maintainer {
 // maintainBy runs it by another program, such as nice, which is replaced by it.
 func (r *retained) maintainBy(other []string, settings ...string) *maintainer {
 	r.t.Helper()
+	return r.runsBy(other, []string{"maintain"}, settings...)
+}
+
+// runs runs a command in the background.
+func (r *retained) runs(command []string, settings ...string) *maintainer {
+	r.t.Helper()
+	return r.runsBy(nil, command, settings...)
+}
+
+func (r *retained) runsBy(other, command []string, settings ...string) *maintainer {
+	r.t.Helper()
 	m := &maintainer{t: r.t}
 	env := append(slices.Clone(r.Env), settings...)
-	args := append(slices.Clone(other), harness.Program(env), "maintain")
+	args := append(append(slices.Clone(other), harness.Program(env)), command...)
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
