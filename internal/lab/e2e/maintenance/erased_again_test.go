@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -198,6 +200,93 @@ func TestWhatAnArchiverLinksBeforeItIsKilledIsErased(t *testing.T) {
 	}
 	if found := filesWith(t, dir, "outbox."+doc); len(found) > 0 {
 		t.Errorf("an erasure that has finished left the document in %q\n%s", found, erasing.log.String())
+	}
+	f.MustStop(t)
+}
+
+// TestWhatAKilledArchiverLeftBehindTheChainIsErased: a limit has taken the message from the stream since, so the
+// archive need not come beyond it.
+func TestWhatAKilledArchiverLeftBehindTheChainIsErased(t *testing.T) {
+	t.Parallel()
+	const doc = "gone"
+	dir := t.TempDir()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedbehind",
+		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "another", 1, "{}")
+	archived(t, f, 2)
+	harness.Insert(t, f.Conn, doc, 1, "{}")
+	settle(t, f)
+	settle(t, f)
+	env := f.Env
+	f.Set("FAILPOINT=archive.written:1")
+	if out, said, code := f.Run("archive", "run", "--now"); code == 0 {
+		t.Fatalf("it was not killed: %s%s", out, said)
+	}
+	f.Env = env
+	if found := filesWith(t, dir, "outbox."+doc); len(found) != 1 {
+		t.Fatalf("it left %q", found)
+	}
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSubject("outbox."+doc)))
+	settle(t, f)
+	c, said, code := erase(t, f, "--doc", doc, "--request", "r", "--yes", "--wait", "20s")
+	found := filesWith(t, dir, "outbox."+doc)
+	if code == 0 && len(found) > 0 && !strings.Contains(strings.Join(c.NotReached, "\n"), filepath.Base(found[0])) {
+		t.Errorf("an erasure that has finished left the document in %q, and does not say so: %+v\n%s", found, c,
+			said)
+	}
+	archived(t, f, ends(f), "--accept-gap", "1-1000")
+	erased(t, f, "--doc", doc, "--request", "r")
+	if found := filesWith(t, dir, "outbox."+doc); len(found) > 0 {
+		t.Errorf("it is still in %q", found)
+	}
+	f.MustStop(t)
+}
+
+// TestWhatAReplayIsAboutToPublishIsErased: it has read it, and publishes it when the erasure has finished.
+func TestWhatAReplayIsAboutToPublishIsErased(t *testing.T) {
+	t.Parallel()
+	const doc, others = "gone", 12
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedreplay",
+		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	for i := range others {
+		harness.Insert(t, f.Conn, "another", i+1, "{}")
+	}
+	harness.Insert(t, f.Conn, doc, 1, "{}")
+	archived(t, f, others+2)
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(others+2)))
+	_, err = f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "PAST", Subjects: []string{"past.>"}})
+	harness.Must(t, err)
+	replay := (&retained{Installation: f, t: t}).runs([]string{"replay", "--from", "stream", "--to",
+		"stream:PAST", "--rate", "1"})
+	past, err := f.JS.Stream(t.Context(), "PAST")
+	harness.Must(t, err)
+	harness.Eventually(t, "it publishes", func() error {
+		info, err := past.Info(t.Context())
+		if err == nil && info.State.Msgs == 0 {
+			err = errors.New(replay.log.String())
+		}
+		return err
+	}, replay.child)
+	c := erased(t, f, "--doc", doc, "--request", "r", "--copy", "PAST")
+	if err := replay.child.Wait(); err != nil {
+		t.Logf("%v\n%s", err, replay.log.String())
+	}
+	info, err := past.Info(t.Context(), jetstream.WithSubjectFilter(">"))
+	harness.Must(t, err)
+	for subject, n := range info.State.Subjects {
+		if strings.Contains(subject, doc) {
+			t.Errorf("%d messages %s of an erased document: %+v\n%s", n, subject, c, replay.log.String())
+		}
 	}
 	f.MustStop(t)
 }
