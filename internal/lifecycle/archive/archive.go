@@ -211,6 +211,32 @@ func (a *Archive) Leftovers(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
+// ReadBehind calls f with the messages of the objects behind the chain, until it returns an error, which is
+// returned. Nobody has checked them.
+func (a *Archive) ReadBehind(ctx context.Context, f func(name string, m *Message) error) error {
+	all, err := a.behind(ctx)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		name := a.folder + o.name
+		object, err := a.store.Read(ctx, name, maxObject)
+		if err != nil {
+			return err
+		}
+		if _, err := scan(ctx, object, maxRaw, func(text []byte) error {
+			msg, _, err := parseLine(text)
+			if err != nil || msg.erased != "" {
+				return err
+			}
+			return f(name, msg)
+		}); err != nil {
+			return fmt.Errorf("archive: read %s, which no manifest names: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // behind lists the objects behind the chain.
 func (a *Archive) behind(ctx context.Context) (all []object, err error) {
 	names, err := a.from(ctx, a.Next())

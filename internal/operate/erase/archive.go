@@ -50,6 +50,11 @@ func (c *command) archive(ctx context.Context, until time.Time) error {
 		if err != nil {
 			return err
 		}
+		if name == current {
+			if err := c.unnamed(ctx, a, is); err != nil {
+				return err
+			}
+		}
 		n, err := a.ErasedBy(ctx, c.o.Request) // also what a run erased that was killed
 		archived += n
 		return err
@@ -101,6 +106,30 @@ func (c *command) tidy(ctx context.Context, a *archive.Archive, name string, unt
 			return err
 		}
 	}
+}
+
+// unnamed waits for what an archiver left that was killed before it could create a manifest: the archive comes
+// beyond it.
+func (c *command) unnamed(ctx context.Context, a *archive.Archive,
+	is func(*archive.Message) (bool, error)) error {
+	if err := a.Refresh(ctx); err != nil {
+		return err
+	}
+	var in []string
+	if err := a.ReadBehind(ctx, func(name string, m *archive.Message) error {
+		goes, err := is(m)
+		if goes && !slices.Contains(in, name) {
+			in = append(in, name)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, name := range in {
+		c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("object %s of the archive, which no manifest names, "+
+			"has messages of the document: `outflow archive run --now`", name))
+	}
+	return nil
 }
 
 func (c *command) behind(at, last uint64) {
