@@ -225,7 +225,8 @@ func (r *joinedReader) waits() context.Context {
 	return context.Background()
 }
 
-// choose begins to read what has the next sequence. A gap is where nobody has it, and it was not erased.
+// choose begins to read what has the next sequence. A gap is where nobody has it, it was not erased, and does
+// not come again.
 func (r *joinedReader) choose() error {
 	j, ctx, next := r.joined, r.waits(), r.last+1
 	st, err := j.Source.State(ctx)
@@ -245,8 +246,15 @@ func (r *joinedReader) choose() error {
 		r.archived = readArchive(j.past, next, below, j.cfg.Filters)
 		return nil
 	}
+	first, err := j.Source.Get(ctx, st.First)
+	switch {
+	case err != nil:
+		return err
+	case first == nil && st.First <= st.Last:
+		return nil // it was removed since
+	}
 	r.last = st.First - 1
-	if gone := st.Erased.Lacking(next, r.last); len(gone) > 0 {
+	if gone := st.Erased.Lacking(next, notAgain(first, next, r.last)); len(gone) > 0 {
 		return &stream.Gap{From: gone[0].From, To: gone[len(gone)-1].To}
 	}
 	return nil

@@ -259,3 +259,36 @@ func TestWhatIsErasedAroundTheSeamIsNoGapAndWhatIsLostIs(t *testing.T) {
 		t.Errorf("%d trials without a loss, and %d with one", whole, gaps)
 	}
 }
+
+// TestWhatTheBrokerLostAtTheSeamIsNoGap: the archive ends before it, the stream begins behind it, and the
+// message there says that it comes again.
+func TestWhatTheBrokerLostAtTheSeamIsNoGap(t *testing.T) {
+	t.Parallel()
+	for done := range uint64(6) {
+		rnd, s1, offsets := rand.New(rand.NewPCG(1, 3)), &publisher{}, Memory()
+		s := &seamTrial{t: t, src: newMemoryStream(), done: done}
+		s.past = newMemoryArchive(s.src)
+		all := s1.windows(rnd, 8)
+		s.src.publish(all[:done]...)
+		if done > 0 {
+			if err := s.run(s.config(), offsets, done); err != nil {
+				t.Fatalf("before: %v", err)
+			}
+			s.had = nil
+		}
+		s.src.publish(all[done:]...)
+		s.past.to(5)
+		s.src.lose(6, false)
+		s.src.publish(all[5:]...)
+		s.src.removeTo(5)
+		var want []uint64
+		for _, seq := range []uint64{1, 2, 3, 4, 5, 9, 10, 11} {
+			if seq > done {
+				want = append(want, seq)
+			}
+		}
+		if err := s.run(s.config(), offsets, 11); err != nil || !slices.Equal(s.had, want) {
+			t.Errorf("%d were done: had %v, want %v: %v", done, s.had, want, err)
+		}
+	}
+}

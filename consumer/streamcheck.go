@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -69,6 +70,13 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 	}
 	at := oldest(all.list())
 	gone := now.Erased.Lacking(at.Seq+1, now.First-1)
+	if len(gone) > 0 {
+		first, err := src.Get(ctx, now.First)
+		if err != nil {
+			return c, fmt.Errorf("stream %s: %w", cfg.Stream, err)
+		}
+		gone = now.Erased.Lacking(at.Seq+1, notAgain(first, at.Seq+1, now.First-1))
+	}
 	if len(gone) > 0 && !(c.shorter && now.Last < now.First) {
 		if !cfg.AcceptGap {
 			return c, gapFault(cfg, gone[0].From, gone[len(gone)-1].To, true)
@@ -78,6 +86,19 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 			c.gapFrom, "to", c.gapTo)
 	}
 	return c, nil
+}
+
+// notAgain is up to where of the sequences right before a message, from one to another, none comes again: the
+// message may say that the broker had lost the rest. nil: it says nothing.
+func notAgain(m *stream.Message, from, to uint64) uint64 {
+	if m == nil {
+		return to
+	}
+	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
+	if err != nil || lost > to {
+		return to
+	}
+	return max(lost, from) - 1
 }
 
 func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
