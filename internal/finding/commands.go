@@ -84,7 +84,7 @@ var commands = []Finding{
 		Title: "Where the archive is, is not set or can't be used",
 		Hint:  "Set archive.url, for example to file:///var/lib/outflow/archive."},
 	{Code: "erase_busy", Severity: Note, Classes: transient,
-		Title: "Another erasure, or `outflow archive rows`, works on the same outbox",
+		Title: "An erasure works on the same outbox, or rows are put back into it",
 		Hint:  "Let it finish, then run it again."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",

@@ -108,8 +108,8 @@ func (c *command) tidy(ctx context.Context, a *archive.Archive, name string, unt
 	}
 }
 
-// unnamed waits for what an archiver left that was killed before it could create a manifest: the archive comes
-// beyond it.
+// unnamed waits for what an archiver left that was killed before it could create a manifest: the archive
+// comes beyond it.
 func (c *command) unnamed(ctx context.Context, a *archive.Archive,
 	is func(*archive.Message) (bool, error)) error {
 	if err := a.Refresh(ctx); err != nil {
@@ -126,8 +126,8 @@ func (c *command) unnamed(ctx context.Context, a *archive.Archive,
 		return err
 	}
 	for _, name := range in {
-		c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("object %s of the archive, which no manifest names, "+
-			"has messages of the document: `outflow archive run --now`", name))
+		c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("object %s of the archive, which no manifest "+
+			"names, has messages of the document: `outflow archive run --now`", name))
 	}
 	return nil
 }

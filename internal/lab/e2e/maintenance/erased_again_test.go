@@ -204,8 +204,8 @@ func TestWhatAnArchiverLinksBeforeItIsKilledIsErased(t *testing.T) {
 	f.MustStop(t)
 }
 
-// TestWhatAKilledArchiverLeftBehindTheChainIsErased, also if its messages were taken from the stream since, so
-// that nothing of that is erased which the archive has to come beyond.
+// TestWhatAKilledArchiverLeftBehindTheChainIsErased, also if its messages were taken from the stream since,
+// so that nothing of that is erased which the archive has to come beyond.
 func TestWhatAKilledArchiverLeftBehindTheChainIsErased(t *testing.T) {
 	t.Parallel()
 	const doc = "gone"
@@ -242,47 +242,6 @@ func TestWhatAKilledArchiverLeftBehindTheChainIsErased(t *testing.T) {
 	erased(t, f, "--doc", doc, "--request", "r")
 	if found := filesWith(t, dir, "outbox."+doc); len(found) > 0 {
 		t.Errorf("it is still in %q", found)
-	}
-	f.MustStop(t)
-}
-
-// TestWhatAReplayIsAboutToPublishIsErased: it has read it, and publishes it when the erasure has finished.
-func TestWhatAReplayIsAboutToPublishIsErased(t *testing.T) {
-	t.Parallel()
-	const doc, others = "gone", 12
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedreplay",
-		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
-	for i := range others {
-		harness.Insert(t, f.Conn, "another", i+1, "{}")
-	}
-	harness.Insert(t, f.Conn, doc, 1, "{}")
-	archived(t, f, others+2)
-	s, err := f.JS.Stream(t.Context(), f.Stream)
-	harness.Must(t, err)
-	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(others+2)))
-	replay := (&retained{Installation: f, t: t}).runs([]string{"replay", "--from", "stream", "--to",
-		"stream:PAST", "--rate", "1"})
-	var past jetstream.Stream
-	harness.Eventually(t, "it publishes", func() (err error) {
-		past, err = f.JS.Stream(t.Context(), "PAST")
-		if err == nil && past.CachedInfo().State.Msgs == 0 {
-			err = errors.New(replay.log.String())
-		}
-		return err
-	}, replay.child)
-	c := erased(t, f, "--doc", doc, "--request", "r", "--copy", "PAST")
-	if err := replay.child.Wait(); err != nil {
-		t.Logf("%v\n%s", err, replay.log.String())
-	}
-	info, err := past.Info(t.Context(), jetstream.WithSubjectFilter(">"))
-	harness.Must(t, err)
-	for subject, n := range info.State.Subjects {
-		if strings.Contains(subject, doc) {
-			t.Errorf("%d messages %s of an erased document: %+v\n%s", n, subject, c, replay.log.String())
-		}
 	}
 	f.MustStop(t)
 }
