@@ -155,7 +155,8 @@ func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Colu
 			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s)
 		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[5]d),
 			ARRAY(SELECT hash::text FROM gone LIMIT %[8]d) FROM gone`,
-		postgres.Quote(id.Name), m.root.Quoted(), condition, known(hash), maxNamed, m.own(), hash, maxMissing)).
+		postgres.Quote(id.Name), m.root.Quoted(), condition, known(hash), maxNamed, m.own(), hash,
+		maxMissing)).
 		Scan(&gone.count, &gone.ids, &gone.hashes)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)

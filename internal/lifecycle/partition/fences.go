@@ -337,13 +337,13 @@ func (m *Manager) open(t *plain, i int, id catalog.Column) string {
 	if !m.verified(t, p) {
 		return rows
 	}
-	return "(" + rows + " AND " + tablesnapshot.HashOf("t", id) + " = ANY ('{" + strings.Join(p.Missing, ",") +
-		"}'::uuid[]))"
+	return "(" + rows + " AND " + tablesnapshot.HashOf("t", id) + " = ANY ('{" +
+		strings.Join(p.Missing, ",") + "}'::uuid[]))"
 }
 
 // compareFences compares the rows of each fence that Outflow's slot has confirmed with the stream, unless
-// they were in it before. Those in no message are returned until they are accepted, and noted if they are few;
-// a fence with more of them is not verified.
+// they were in it before. Those in no message are returned until they are accepted, and noted if they are
+// few; a fence with more of them is not verified.
 func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
 	var open []int
 	for i, p := range t.all {

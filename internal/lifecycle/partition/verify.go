@@ -139,7 +139,7 @@ type missing struct {
 	count  int64
 	ids    []string
 	hashes []string // of a plain table, of at most maxMissing ids
-	aged   int64    // how many more are older than the oldest message, and were written when they were published
+	aged   int64    // how many more are older than the oldest message, and seen to be published by the fence
 }
 
 // compare looks for rows that are not published, and if there are none, or as many as are accepted, notes
