@@ -238,18 +238,24 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, errDuplicate) {
+		if !errors.Is(err, errDuplicate) && !errors.Is(err, errMoved) {
 			return err
 		}
-		// An id that the archive has twice: by and by the server forgets the first one.
+		// An id that the archive has twice, and by and by the server forgets the first one. Or messages that
+		// a run had sent before it was killed, and that are stored now.
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(2 * stream.RestoreWindow):
 		}
-		if st, err = r.tail(ctx); err != nil {
+		now, asked := r.tail(ctx)
+		if asked != nil {
+			return asked
+		}
+		if errors.Is(err, errMoved) && (now.LastSeq <= st.LastSeq || now.LastSeq > done.Last) {
 			return err
 		}
+		st = now
 	}
 	r.hit("restore.published")
 	return r.finish(ctx, done)
@@ -345,7 +351,7 @@ func (r *restore) publish(ctx context.Context, st relay.StreamState, done *Resto
 	for err == nil && len(r.unacked) > 0 {
 		err = r.await(ctx)
 	}
-	if errors.Is(err, errDuplicate) {
+	if errors.Is(err, errDuplicate) || errors.Is(err, errMoved) {
 		err = cmp.Or(r.settle(ctx), err)
 	}
 	return err
@@ -402,6 +408,9 @@ func (r *restore) put(ctx context.Context, seq uint64, m *nats.Msg) error {
 // refused then.
 var errDuplicate = errors.New("the server has a message with this id")
 
+// errMoved: the stream has messages that it did not have when its end was read.
+var errMoved = errors.New("somebody else has published to it")
+
 // duplicateInProcess says so of a message that is not stored yet.
 const duplicateInProcess jetstream.ErrorCode = 10158
 
@@ -440,6 +449,9 @@ func (r *restore) await(ctx context.Context) error {
 		var refused *jetstream.APIError
 		if errors.As(err, &refused) && refused.ErrorCode == duplicateInProcess {
 			return errDuplicate
+		}
+		if errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+			err = fmt.Errorf("%w: %w", errMoved, err)
 		}
 		return fmt.Errorf("message %d of stream %s: %w: run it again", first.seq, r.name, err)
 	case ack := <-first.future.Ok():
