@@ -264,11 +264,19 @@ func (a *Archive) Agrees(ctx context.Context, api *jsapi.Client) error {
 
 // NewSegment begins the segment behind the last one.
 func (a *Archive) NewSegment() (*Segment, error) {
-	m := Manifest{Version: version, Stream: a.stream, Created: a.created, First: a.Next()}
+	m := Manifest{Version: version, Stream: a.stream, Created: a.created, First: a.Next(), Prev: a.chain()}
 	if n := len(a.Segments); n > 0 {
-		m.Prev, m.From, m.To = a.Segments[n-1].Chain, a.Segments[n-1].To, a.Segments[n-1].To
+		m.From, m.To = a.Segments[n-1].To, a.Segments[n-1].To
 	}
 	return newSegment(m)
+}
+
+// chain is the hash of the newest manifest.
+func (a *Archive) chain() (h Hash) {
+	if n := len(a.Segments); n > 0 {
+		h = a.Segments[n-1].Chain
+	}
+	return h
 }
 
 // maxOthers is how many objects with other messages than a segment's are passed over: a store that gives back

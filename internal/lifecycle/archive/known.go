@@ -8,14 +8,15 @@ import (
 )
 
 // Known is what a process that runs on remembers of an archive from one look at it to the next, so that it
-// reads each manifest once: of each some 500 bytes, whatever its segment holds. Its zero value knows nothing.
-// One goroutine uses it.
+// reads each manifest once: of each some 500 bytes, whatever its segment holds. So that it reads each message
+// once, it has the segment that it has begun as well. Its zero value knows nothing. One goroutine uses it.
 //
 // What is remembered says where segments lie, and how far the archive is; it never stands for the segment
 // itself. [Archive.Verify] and what is built on it read the manifest again, and the object whole.
 type Known struct {
 	folder   string
 	segments []*Manifest
+	begun    *Segment  // nil: none
 	listed   time.Time // when all of their names were last looked for
 }
 
@@ -79,6 +80,28 @@ func (k *Known) there(ctx context.Context, a *Archive) (bool, error) {
 		k.listed = now
 	}
 	return true, nil
+}
+
+// Begun returns the segment that a run of this process has left, if it is the one behind the archive's last;
+// nil: there is none. Whoever takes it leaves it again, or nothing is left.
+func (a *Archive) Begun() *Segment {
+	if a.known == nil {
+		return nil
+	}
+	s := a.known.begun
+	a.known.begun = nil
+	if s == nil || s.m.Stream != a.stream || !s.m.Created.Equal(a.created) || s.m.First != a.Next() ||
+		s.m.Prev != a.chain() {
+		return nil
+	}
+	return s
+}
+
+// Leave leaves a segment that is not complete to the next run of this process.
+func (a *Archive) Leave(s *Segment) {
+	if a.known != nil {
+		a.known.begun = s
+	}
 }
 
 // keep remembers the segments of an archive.

@@ -3,6 +3,7 @@ package archive
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	seekable "github.com/SaveTheRbtz/zstd-seekable-format-go/pkg"
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -104,6 +106,11 @@ func (s *Segment) holds(set outbox.Sequences) (all outbox.Sequences) {
 		all = append(all, outbox.Sequences(s.m.Missing).Lacking(r.From, r.To)...)
 	}
 	return all
+}
+
+// Agrees makes sure that the stream has its newest message, as far as it has one of that sequence.
+func (s *Segment) Agrees(ctx context.Context, api *jsapi.Client) error {
+	return SameAs(ctx, api, s.m.Stream, s.m.Last, s.m.End)
 }
 
 // Add appends a message. Sequences that were passed over are missing.

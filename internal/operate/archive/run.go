@@ -400,17 +400,25 @@ func (c *command) gap(lost outbox.Sequences) error {
 			"stream's limits, or archive more often.", from, to)}
 }
 
+// begin returns the segment behind the last one, as this process has left it, or a new one. until is where it
+// ends if a run was killed that had written it; 0: there was none.
+func (c *command) begin(ctx context.Context) (s *archive.Segment, until uint64, err error) {
+	if until, err = c.a.Unfinished(ctx); err != nil {
+		return nil, 0, err
+	}
+	if s = c.a.Begun(); s != nil && s.Next() <= c.to+1 && (until == 0 || until >= s.Next()) {
+		err := s.Agrees(ctx, c.api)
+		if f := outbox.FaultOf(err); f == nil || f.Code != archive.CodeDiffers {
+			return s, until, err
+		}
+	}
+	s, err = c.a.NewSegment()
+	return s, until, err
+}
+
 // pass makes segments, from the first sequence that is not archived.
 func (c *command) pass(ctx context.Context) error {
-	s, err := c.a.NewSegment()
-	if err != nil {
-		return err
-	}
-	until, err := c.a.Unfinished(ctx)
-	if err != nil {
-		return err
-	}
-	js, err := c.api.JetStream()
+	s, until, err := c.begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -421,18 +429,7 @@ func (c *command) pass(ctx context.Context) error {
 		}
 		return err
 	}
-	first := c.a.Next()
-	if lost, err := c.allLost(ctx, first); err != nil {
-		return err
-	} else if len(lost) > 0 {
-		return c.removed()
-	}
-	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
-	defer task.End()
-	err = jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
-		InactiveThreshold: inactive,
-	}, c.to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+	add := func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		seq := meta.Sequence.Stream
 		if seq < s.Next() {
 			return nil // a replica that lags begins below it
@@ -458,7 +455,6 @@ func (c *command) pass(ctx context.Context) error {
 				return err
 			}
 		}
-		task.Set(int64(seq - first + 1))
 		err := s.Add(&archive.Message{
 			Seq: seq, Time: meta.Timestamp, Subject: m.Subject(), Header: m.Headers(), Data: m.Data(),
 		})
@@ -469,7 +465,8 @@ func (c *command) pass(ctx context.Context) error {
 			c.o.Hit("archive.message")
 		}
 		return cmp.Or(err, ctx.Err())
-	})
+	}
+	err = c.read(ctx, s.Next(), add)
 	if err != nil && c.stopped() && s.Size() >= c.cfg.Archive.SegmentSize/stopShare {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 		defer cancel()
@@ -484,7 +481,36 @@ func (c *command) pass(ctx context.Context) error {
 	if c.o.Now || c.now.Sub(s.First()) >= c.cfg.Archive.SegmentAge {
 		return end(ctx, c.to)
 	}
+	c.a.Leave(s)
 	return nil
+}
+
+// read calls add with each message from a sequence on that may be archived.
+func (c *command) read(ctx context.Context, first uint64,
+	add func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
+	if first > c.to {
+		return nil
+	}
+	js, err := c.api.JetStream()
+	if err != nil {
+		return err
+	}
+	if lost, err := c.allLost(ctx, first); err != nil {
+		return err
+	} else if len(lost) > 0 {
+		return c.removed()
+	}
+	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
+	defer task.End()
+	return jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
+		InactiveThreshold: inactive,
+	}, c.to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
+		if seq := meta.Sequence.Stream; seq >= first && seq <= c.to {
+			task.Set(int64(seq - first + 1))
+		}
+		return add(m, meta)
+	})
 }
 
 func (c *command) removed() error {

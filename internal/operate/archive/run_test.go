@@ -511,3 +511,70 @@ func TestAKilledRunHoldsTheStreamForHalfAMinute(t *testing.T) {
 		t.Errorf("%d consumers", seen)
 	}
 }
+
+// TestEachMessageIsReadOnce by a process that runs on, although its segment is not complete yet: unless
+// something has happened to what it has read.
+func TestEachMessageIsReadOnce(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct {
+		then  func(w *world)
+		reads int // in the last run
+		upTo  uint64
+		lacks uint64
+	}{
+		"nothing happens": {reads: 3, upTo: 18, then: func(*world) {}},
+		"a limit takes one": {reads: 3, upTo: 18, then: func(w *world) {
+			must.Succeed(t, w.s.DeleteMsg(t.Context(), 5))
+		}},
+		"one is erased": {reads: 3 + 17, upTo: 18, lacks: 5, then: func(w *world) {
+			s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+			must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: 5, To: 5}}))
+			must.Succeed(t, w.s.DeleteMsg(t.Context(), 5))
+		}},
+		"another process archives": {reads: 3, upTo: 18, then: func(w *world) {
+			w.mustRun(Options{Now: true})
+		}},
+		"less is confirmed": {reads: 10, upTo: 10, then: func(w *world) { w.confirm(10) }},
+		"it is another stream": {reads: 18, upTo: 18, then: func(w *world) {
+			must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+			w.makeStream(1)
+			w.publish(20)
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			reads, known := 0, &archive.Known{}
+			run := func(now bool) *Report {
+				reads = 0
+				return w.mustRun(Options{Now: now, Known: known, Hit: func(point string) {
+					if point == "archive.message" {
+						reads++
+					}
+				}})
+			}
+			w.publish(20)
+			w.confirm(12)
+			run(false)
+			w.confirm(15)
+			if run(false); reads != 3 || len(w.archived()) > 0 {
+				t.Errorf("it has read %d messages again, and archived %v", reads-3, w.archived())
+			}
+			c.then(w)
+			if c.upTo == 18 {
+				w.confirm(18)
+			}
+			r := run(true)
+			if r.Archived != c.upTo || reads != c.reads {
+				t.Errorf("archived up to %d, with %d messages read, want %d", r.Archived, reads, c.reads)
+			}
+			want := c.upTo
+			if c.lacks > 0 {
+				want--
+			}
+			if got := w.archived(); uint64(len(got)) != want || slices.Contains(got, c.lacks) {
+				t.Errorf("archived: %v", got)
+			}
+		})
+	}
+}
