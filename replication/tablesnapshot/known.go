@@ -2,7 +2,7 @@ package tablesnapshot
 
 import (
 	"context"
-	"encoding/hex"
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"time"
@@ -19,7 +19,8 @@ import (
 type IDHash [16]byte
 
 // KnownTable holds what a connection knows: the hash of each id, in column sum. It is temporary: the server
-// drops it with the connection, and no WAL is written for it.
+// drops it with the connection, and no WAL is written for it. The column is bytea: PostgreSQL makes a uuid of
+// a hash by way of its text only, which took it longer than the hash itself.
 const KnownTable = "pg_temp.outflow_known"
 
 // LoadKnown tells the reader the ids of what is published, as the function of that name does. Call it once,
@@ -47,7 +48,7 @@ func LoadKnown(ctx context.Context, conn *pgx.Conn, fill func(add func(IDHash) e
 
 func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration,
 	fill func(add func(IDHash) error) error) error {
-	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum uuid NOT NULL)"); err != nil {
+	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum bytea NOT NULL)"); err != nil {
 		return knownFault(err)
 	}
 	l := &loader{conn: conn}
@@ -82,7 +83,7 @@ func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration,
 type loader struct {
 	mu   sync.Mutex // guards all, and the connection
 	conn *pgx.Conn
-	ids  []byte // of an array of uuid, each with a comma behind it
+	ids  []byte // each with its length before it, as in the binary format of an array
 	n    int
 	err  error // that the server has refused something, or is gone
 }
@@ -90,7 +91,7 @@ type loader struct {
 func (l *loader) add(ctx context.Context, id IDHash) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ids = append(hex.AppendEncode(l.ids, id[:]), ',')
+	l.ids = append(binary.BigEndian.AppendUint32(l.ids, uint32(len(id))), id[:]...)
 	if l.n++; l.n < knownBatch {
 		return l.err
 	}
@@ -108,11 +109,16 @@ func (l *loader) beat(ctx context.Context) {
 }
 
 // flush sends what there is in one message: the server waits for the rest of one with the same patience as
-// for the next one.
+// for the next one. As text the array would take the server several times as long.
 func (l *loader) flush(ctx context.Context) error {
 	if l.err == nil && l.n > 0 {
-		_, l.err = l.conn.Exec(ctx, "INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest('{"+
-			string(l.ids[:len(l.ids)-1])+"}'::pg_catalog.uuid[])")
+		var array []byte                                         // array_recv of PostgreSQL's arrayfuncs.c reads it
+		for _, n := range []int{1, 0, pgtype.ByteaOID, l.n, 1} { // dimensions, nulls, element, length, base
+			array = binary.BigEndian.AppendUint32(array, uint32(n))
+		}
+		_, l.err = l.conn.PgConn().ExecParams(ctx, "INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest($1)",
+			[][]byte{append(array, l.ids...)}, []uint32{pgtype.ByteaArrayOID},
+			[]int16{pgtype.BinaryFormatCode}, nil).Close()
 		l.ids, l.n = l.ids[:0], 0
 	}
 	return l.err
@@ -135,13 +141,13 @@ func knownFault(err error) error {
 	return fmt.Errorf("make a temporary table of what is published: %w", err)
 }
 
-// idHash is the IDHash of a row: of the bytes that the decoder makes of the column.
-func (s *Snapshot) idHash(id string) string {
-	c, _ := s.table.Column(id)
-	return HashOf(s.table.Name, c)
+// Known is the condition that [KnownTable] has the id of a row of the table that FROM calls by that name.
+func Known(table string, id catalog.Column) string {
+	return "EXISTS (SELECT FROM " + KnownTable + " WHERE sum = " +
+		"substr(sha256(" + bytesOf(table, id) + "), 1, 16))"
 }
 
-// HashOf is the IDHash of a row of the table that FROM calls by that name, as SQL: of the bytes that the
+// HashOf is the IDHash of a row of the table that FROM calls by that name, as a uuid: of the bytes that the
 // decoder makes of the column.
 func HashOf(table string, id catalog.Column) string {
 	return "left(encode(sha256(" + bytesOf(table, id) + "), 'hex'), 32)::uuid"

@@ -376,8 +376,8 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 	sql = "SELECT " + strings.Join(columns, ", ") + " FROM " + s.from(q)
 	conditions := s.shardCondition()
 	if q.SkipKnown && s.known {
-		conditions = append(conditions, "NOT EXISTS (SELECT FROM "+KnownTable+" WHERE sum = "+s.idHash(q.ID)+
-			")")
+		c, _ := s.table.Column(q.ID)
+		conditions = append(conditions, "NOT "+Known(s.table.Name, c))
 	}
 	if q.Where != "" {
 		conditions = append(conditions, "("+q.Where+"\n)") // a comment at its end ends there

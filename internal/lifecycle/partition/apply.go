@@ -164,7 +164,8 @@ func (m *Manager) away(ctx context.Context, do func() error) error {
 
 // alone takes the advisory lock.
 func (m *Manager) alone(ctx context.Context) error {
-	_, err := m.conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d; SET idle_session_timeout = %d",
+	_, err := m.conn.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d; SET idle_session_timeout = %d; "+
+		"SET max_parallel_workers_per_gather = 0", // its scans leave the other processors to writers
 		cmp.Or(m.cfg.LockTimeout, lockTimeout).Milliseconds(), silent.Milliseconds()))
 	if err != nil {
 		return fmt.Errorf("limit how long the outbox may be locked: %w", err)

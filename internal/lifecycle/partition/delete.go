@@ -150,13 +150,12 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 // unknown counts the rows that a condition holds for, and whose ids are not loaded.
 func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Column) (gone missing,
 	err error) {
-	hash := tablesnapshot.HashOf("t", id)
 	err = m.conn.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[7]s AS hash
 			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s)
 		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[5]d),
 			ARRAY(SELECT hash::text FROM gone LIMIT %[8]d) FROM gone`,
-		postgres.Quote(id.Name), m.root.Quoted(), condition, known(hash), maxNamed, m.own(), hash,
-		maxMissing)).
+		postgres.Quote(id.Name), m.root.Quoted(), condition, tablesnapshot.Known("t", id), maxNamed, m.own(),
+		tablesnapshot.HashOf("t", id), maxMissing)).
 		Scan(&gone.count, &gone.ids, &gone.hashes)
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)
@@ -199,11 +198,6 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 // own is the condition of the rows that go to this stream.
 func (m *Manager) own() string { return cmp.Or(m.cfg.Own, "true") }
 
-// known is the condition of rows whose ids are in messages.
-func known(hash string) string {
-	return "EXISTS (SELECT FROM " + tablesnapshot.KnownTable + " k WHERE k.sum = " + hash + ")"
-}
-
 // mayDelete is the condition of the rows behind a fence that may be deleted.
 func (m *Manager) mayDelete(t *plain, p *Partition, gone missing) string {
 	condition := before(p) + " AND " + m.own() // those of other shards wait for their own runs
@@ -219,9 +213,9 @@ func (m *Manager) mayDelete(t *plain, p *Partition, gone missing) string {
 			condition += " AND NOT " + open
 		}
 	case m.cfg.Archive:
-		condition += " AND " + known(tablesnapshot.HashOf("t", id))
+		condition += " AND " + tablesnapshot.Known("t", id)
 	case open != "":
-		condition += " AND (NOT " + open + " OR " + known(tablesnapshot.HashOf("t", id)) + ")"
+		condition += " AND (NOT " + open + " OR " + tablesnapshot.Known("t", id) + ")"
 	}
 	return condition
 }

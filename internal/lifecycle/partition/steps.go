@@ -361,7 +361,7 @@ func (m *Manager) sum(ctx context.Context, tx pgx.Tx, p *Partition) (s Sum, err 
 		what = "t." + postgres.Quote(m.cfg.ID)
 	}
 	err = tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*), coalesce(sum(hashtextextended(concat(%s) COLLATE "C",
-		0)::numeric), 0)::text FROM ONLY %s t`, what, p.Name)).Scan(&s.Rows, &s.Hash)
+		0)), 0)::text FROM ONLY %s t`, what, p.Name)).Scan(&s.Rows, &s.Hash)
 	if err != nil {
 		return s, fmt.Errorf("count the rows of partition %s: %w", p.Name, err)
 	}

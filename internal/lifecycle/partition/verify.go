@@ -207,7 +207,7 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 			FROM ONLY %[3]s t WHERE NOT %[4]s AND %[6]s)
 		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
 			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
-		postgres.Quote(m.cfg.ID), aged, p.Name, known(tablesnapshot.HashOf("t", c)), maxNamed,
+		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.Known("t", c), maxNamed,
 		which)).
 		Scan(&gone.count, &gone.aged, &gone.ids)
 	if err != nil {
