@@ -51,7 +51,7 @@ Exit code 0 after a signal, 2 for a wrong option, 3 if the set-up cannot work; w
 that fared worst, as the commands of the parts have them.`,
 		Example: "  outflow maintain --config outflow.yaml\n  outflow maintain --once",
 	}, func(ctx context.Context, cfg config.Config) (err error) {
-		c, err := a.maintenance(cfg, urls)
+		c, err := a.maintenance(cfg, urls, once)
 		if err != nil {
 			return err
 		}
@@ -132,7 +132,7 @@ func monitor(cfg config.Config, log *slog.Logger) *maintain.Monitor {
 }
 
 // maintenance are the parts that there are by the settings.
-func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, error) {
+func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain.Config, error) {
 	log := newLogger(a.Stderr, cfg).With("slot", cfg.Slot, "stream", cfg.Stream)
 	hit := func(string) {}
 	if a.faults != nil {
@@ -149,7 +149,11 @@ func (a *App) maintenance(cfg config.Config, urls []string) (maintain.Config, er
 			m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, archiveTimeout)
 			defer cancel()
-			report, err := archive.Run(ctx, cfg, log, archive.Options{Known: known, Hit: hit})
+			o := archive.Options{Known: known, Hit: hit}
+			if !once {
+				o.Over = cfg.Maintain.Every * 3 / 4
+			}
+			report, err := archive.Run(ctx, cfg, log, o)
 			if report != nil {
 				m.Archive = &watch.Archived{Sequence: report.Archived, Oldest: report.Waits,
 					Messages:   max(report.Stands, report.Archived) - report.Archived,

@@ -21,7 +21,7 @@ func TestRoundsOfMaintainAddNothingToSuggestedCommands(t *testing.T) {
 	}
 	where := wiring.WhereIs(cfg)
 	a := &App{Name: "outflow", Stdout: &bytes.Buffer{}, Stderr: &bytes.Buffer{}, where: &where}
-	c, err := a.maintenance(cfg, []string{"postgres://anna@127.0.0.1:1/texts"})
+	c, err := a.maintenance(cfg, []string{"postgres://anna@127.0.0.1:1/texts"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}

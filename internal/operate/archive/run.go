@@ -33,6 +33,10 @@ type Options struct {
 	Now       bool          // also archive what is younger than a segment has to be
 	AcceptGap archive.Range // sequences whose messages may be lost
 
+	// Over is how long a run takes to read what has come, at least, unless that would be less than a thousand
+	// messages a second: so others notice less of it. 0: it reads as fast as it can.
+	Over time.Duration
+
 	Known *archive.Known // what is known of the archive from the run before; may be nil
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
@@ -502,6 +506,7 @@ func (c *command) read(ctx context.Context, first uint64,
 	}
 	task := progress.Count(ctx, "archiving stream "+c.cfg.Stream, "messages", int64(c.to-first+1))
 	defer task.End()
+	due, each := time.Now(), min(c.o.Over/time.Duration(c.to-first+1), slowest)
 	return jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
 		InactiveThreshold: inactive,
@@ -509,9 +514,23 @@ func (c *command) read(ctx context.Context, first uint64,
 		if seq := meta.Sequence.Stream; seq >= first && seq <= c.to {
 			task.Set(int64(seq - first + 1))
 		}
+		if due = due.Add(each); time.Until(due) >= nap {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Until(due)):
+			}
+		}
 		return add(m, meta)
 	})
 }
+
+// slowest is how long each message may take where reading is spread over a time: the server deletes a
+// consumer that does not ask for more. nap is the shortest time that it sleeps for.
+const (
+	slowest = time.Millisecond
+	nap     = 2 * time.Millisecond
+)
 
 func (c *command) removed() error {
 	return fmt.Errorf("message %d of stream %s was removed while it was read: run it again", c.to,

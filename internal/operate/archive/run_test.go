@@ -578,3 +578,29 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestReadingIsSpreadOverATime: it takes as long as it is told to, but no longer than a millisecond for each
+// message, and ends when it is stopped meanwhile.
+func TestReadingIsSpreadOverATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(300)
+	w.confirm(200)
+	began := time.Now()
+	w.mustRun(Options{Now: true, Over: time.Hour})
+	if took := time.Since(began); took < 200*slowest-nap {
+		t.Errorf("200 messages were read within %v", took)
+	}
+	w.confirm(300)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	r, err := Run(ctx, w.cfg, slog.New(slog.DiscardHandler), Options{Now: true, Over: time.Hour,
+		Hit: func(point string) {
+			if point == "archive.message" {
+				stop()
+			}
+		}})
+	if !errors.Is(err, context.Canceled) || r.Archived != 200 {
+		t.Errorf("archived up to %d, %v", r.Archived, err)
+	}
+}

@@ -141,9 +141,10 @@ func Run(ctx context.Context, c Config) error {
 
 // round runs a part and says what became of it, but the same failure only once in a while.
 func (c *Config) round(ctx context.Context, p *state) {
+	began := time.Now()
 	err := c.Monitor.run(ctx, p.Part)
 	now := time.Now()
-	p.due = now.Add(c.Every)
+	p.due = began.Add(c.Every)
 	switch f := outbox.FaultOf(err); {
 	case ctx.Err() != nil:
 	case err == nil:

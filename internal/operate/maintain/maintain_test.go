@@ -46,6 +46,23 @@ func TestOnceRunsEachPartAndTellsTheWorst(t *testing.T) {
 	}
 }
 
+// TestRoundsBeginAtEqualTimes however long a part takes.
+func TestRoundsBeginAtEqualTimes(t *testing.T) {
+	t.Parallel()
+	const takes = 10 * time.Millisecond
+	var ended time.Time
+	c := &Config{Every: time.Hour, Log: slog.New(slog.DiscardHandler)}
+	p := &state{Part: Part{Run: func(context.Context, *watch.Maintained) error {
+		time.Sleep(takes)
+		ended = time.Now()
+		return nil
+	}}}
+	c.round(t.Context(), p)
+	if late := p.due.Sub(ended.Add(c.Every - takes)); late > 0 {
+		t.Errorf("the next round begins %v later", late)
+	}
+}
+
 // TestAPartThatFailsIsTriedAgain: soon, with a pause that grows up to a bound, where it may pass; and what is
 // the same is not said each time.
 func TestAPartThatFailsIsTriedAgain(t *testing.T) {
