@@ -43,6 +43,9 @@ var kinds = map[string]struct{ by, settings []string }{
 	"nice": {by: []string{"nice", "-n", "10"}},
 	// as the systemd unit does with CPUWeight=10: a tenth of the weight of what is beside it
 	"service": {by: []string{"sh", "-c", `echo 10 > /proc/$$/autogroup; exec nice -n 10 "$@"`, "sh"}},
+	// as it does with CPUWeight=idle: what is beside it comes first. It needs root.
+	"idle": {by: []string{"sh", "-ec", `g=/sys/fs/cgroup; test ! -d $g/cpu || g=$g/cpu; g=$g/outflow-idle
+		mkdir -p $g; echo 1 > $g/cpu.idle; echo $$ > $g/cgroup.procs; exec nice -n 10 "$@"`, "sh"}},
 }
 
 func quantile(all []time.Duration, q float64) time.Duration {
@@ -133,7 +136,9 @@ func (b *busy) probe(ctx context.Context, table string, into samples) error {
 // archive are; as a CSV file as well, of which scripts/plot-sizes makes a picture, if OUTFLOW_TEST_CSV names
 // one. OUTFLOW_TEST_SECONDS (3600) is for how long: 30 partitions. OUTFLOW_TEST_TURNS (off,on) says how
 // maintain is run in each partition's time by turns, which must be long enough for a segment: one that is not
-// complete when maintain is stopped is given up. What it checks is only that the archive is whole.
+// complete when maintain is stopped is given up. In a turn with maintain it does the work of the turns without
+// as well, so let there be few of those: off,service,service,service,service. What it checks is only that the
+// archive is whole.
 func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes an hour of an idle machine")
 	lasts := time.Duration(harness.EnvInt(t, "OUTFLOW_TEST_SECONDS", 3600)) * time.Second
