@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -257,7 +256,11 @@ func (d *dispatcher) inspect(f flowState) error {
 		return err // each message shows whether any before it are missing
 	}
 	if known := max(handed, d.at.Seq); st.First > known+1 {
-		if err := d.removed(st.Erased.Lacking(known+1, st.First-1)); err != nil {
+		front, err := frontOf(d.work, d.src, st.First)
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
+		}
+		if err := d.removed(st.Erased.Lacking(known+1, front-1)); err != nil {
 			return err
 		}
 		d.skip(offset{Seq: st.First - 1, Due: d.at.Due, N: d.at.N, Pos: d.at.Pos}, d.header)
@@ -446,10 +449,7 @@ func (d *dispatcher) explainJump(m *stream.Message) (erased bool, err error) {
 		return false, fmt.Errorf("stream %s: sequence %d was left out before %d", d.cfg.Stream, next,
 			m.Sequence)
 	}
-	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
-	if err != nil {
-		lost = m.Sequence
-	}
+	lost := lostBefore(m, m.Sequence)
 	if lost <= to {
 		d.cfg.Log.Warn("the broker lost the end of its stream: the events come again", "from", lost, "to", to)
 	}

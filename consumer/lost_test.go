@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -90,6 +93,41 @@ func TestAFilteredConsumerIsNotMisledByALaterLoss(t *testing.T) {
 	src.lose(21, false)
 	if err := p.checkOrder(offsetOf(31, &heads[22]), &heads[22], all[22]); !errors.Is(err, errLostEnd) {
 		t.Errorf("an event that comes again behind a hole is taken for a new one (%v)", err)
+	}
+}
+
+// TestWhatComesAgainIsNoGapForAFilter: the broker lost the end of its stream, retention took all before that,
+// and the filter has nothing behind it. What retention has taken without being read still is one.
+func TestWhatComesAgainIsNoGapForAFilter(t *testing.T) {
+	t.Parallel()
+	for read, gap := range map[uint64]string{3: "sequences 4 to 5", 5: "", 7: ""} {
+		s, src := &publisher{}, newMemoryStream()
+		all := s.events(8, 1)
+		src.publish(all...)
+		src.lose(6, false)
+		src.publish(all[5:]...)
+		src.removeTo(5)
+		h, err := outbox.ParseHeader(all[read-1].Header.Get(outbox.HeaderName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := Config{Name: "orders", Stream: "OUTBOX", Filters: []string{"outbox.d1"}, Log: slog.Default()}
+		met, err := newMetrics(nil, cfg.Name, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := newDispatcher(&run{cfg: &cfg, source: live, src: src, met: met,
+			work: t.Context(), stop: t.Context()}, 0, offsetOf(read, &h))
+		st, err := src.State(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.check.created, d.reader = st.Created.Truncate(time.Microsecond), &memoryReader{s: src}
+		err = d.inspect(flowState{})
+		if gap == "" && (err != nil || d.at.Seq != 8) ||
+			gap != "" && (!errors.Is(err, ErrGap) || !strings.Contains(err.Error(), gap)) {
+			t.Errorf("%d were read: at %d, %v", read, d.at.Seq, err)
+		}
 	}
 }
 

@@ -254,7 +254,7 @@ func (r *joinedReader) choose() error {
 		return nil // it was removed since
 	}
 	r.last = st.First - 1
-	if gone := st.Erased.Lacking(next, notAgain(first, next, r.last)); len(gone) > 0 {
+	if gone := st.Erased.Lacking(next, lostBefore(first, st.First)-1); len(gone) > 0 {
 		return &stream.Gap{From: gone[0].From, To: gone[len(gone)-1].To}
 	}
 	return nil

@@ -50,6 +50,12 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 	}
 	c := streamCheck{created: now.Created, last: now.Last}
 	all := st.Offsets[live]
+	at := oldest(all.list())
+	if at.Seq < now.Kept {
+		if now.Kept, err = frontOf(ctx, src, now.Kept); err != nil {
+			return c, fmt.Errorf("stream %s: %w", cfg.Stream, err)
+		}
+	}
 	for _, m := range all.list() {
 		if m.Seq > c.newest.Seq || m.Seq == c.newest.Seq && m.known() {
 			c.newest = m
@@ -68,15 +74,7 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 			c.republishing, c.lastLost = true, m
 		}
 	}
-	at := oldest(all.list())
-	gone := now.Erased.Lacking(at.Seq+1, now.First-1)
-	if len(gone) > 0 {
-		first, err := src.Get(ctx, now.First)
-		if err != nil {
-			return c, fmt.Errorf("stream %s: %w", cfg.Stream, err)
-		}
-		gone = now.Erased.Lacking(at.Seq+1, notAgain(first, at.Seq+1, now.First-1))
-	}
+	gone := now.Erased.Lacking(at.Seq+1, min(now.First, now.Kept)-1)
 	if len(gone) > 0 && !(c.shorter && now.Last < now.First) {
 		if !cfg.AcceptGap {
 			return c, gapFault(cfg, gone[0].From, gone[len(gone)-1].To, true)
@@ -88,17 +86,24 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 	return c, nil
 }
 
-// notAgain is up to where of the sequences right before a message, from one to another, none comes again: the
-// message may say that the broker had lost the rest. nil: it says nothing.
-func notAgain(m *stream.Message, from, to uint64) uint64 {
+// frontOf is the sequence before which retention has taken everything: that of the stream's first message or,
+// where this says that the broker had lost those right before it, which come again, the first of them.
+func frontOf(ctx context.Context, src stream.Source, kept uint64) (uint64, error) {
+	first, err := src.Get(ctx, kept)
+	return lostBefore(first, kept), err
+}
+
+// lostBefore is the first of the sequences right before a message that the broker had lost, as that says, or
+// the message's own if it has lost none; nil: there is no message.
+func lostBefore(m *stream.Message, seq uint64) uint64 {
 	if m == nil {
-		return to
+		return seq
 	}
 	lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64)
-	if err != nil || lost > to {
-		return to
+	if err != nil || lost == 0 {
+		return seq
 	}
-	return max(lost, from) - 1
+	return min(lost, seq)
 }
 
 func (c *streamCheck) compare(ctx context.Context, cfg *Config, src stream.Source, now stream.State,
