@@ -47,24 +47,51 @@ func everything(t *testing.T, dir string) (text string) {
 	return text
 }
 
-// TestAManifestThatCannotBeReadBackIsNotWritten: where so much was erased the segment stays as it is.
+// TestAManifestThatCannotBeReadBackIsNotWritten, nor one of such an object: the segment stays as it is.
 func TestAManifestThatCannotBeReadBackIsNotWritten(t *testing.T) {
 	t.Parallel()
 	store, dir := folderOf(t)
 	a := load(t, store, nil)
 	must.Succeed(t, add(t, a, 10))
 	before := everything(t, dir)
-	m := *a.Segments[0]
-	m.Generation++
-	for seq := uint64(1_000_000_000); len(m.Erased) < maxManifest/36; seq += 2 {
-		m.Erased = append(m.Erased, Range{From: seq, To: seq})
-	}
-	if again, err := a.replace(t.Context(), a.Segments[0], &m, emptyObject); again || err == nil ||
-		!strings.Contains(err.Error(), "would have") {
-		t.Errorf("again %v, %v", again, err)
+	manifest, object := *a.Segments[0], *a.Segments[0]
+	manifest.Docs = []string{strings.Repeat("a", maxManifest)}
+	object.Bytes = maxObject + 1
+	for what, m := range map[string]*Manifest{"manifest": &manifest, "object": &object} {
+		m.Generation++
+		if again, err := a.replace(t.Context(), a.Segments[0], m, emptyObject); again || err == nil ||
+			!strings.Contains(err.Error(), "the "+what+" of messages 1 to 10 would have") {
+			t.Errorf("%s: again %v, %v", what, again, err)
+		}
 	}
 	if everything(t, dir) != before {
 		t.Error("something was written")
+	}
+}
+
+// TestAManifestHasRoomForVeryManyErasedMessages: each of them alone. Fewer are written as ever.
+func TestAManifestHasRoomForVeryManyErasedMessages(t *testing.T) {
+	t.Parallel()
+	for n, as := range map[uint64]string{2: `"erased":[{"from":1000000001,`, maxListed: `"erased":[{`,
+		maxListed + 1: `"erased":"1000000001,2,2`, 2_000_000: `"erased":"1000000001,2,2`} {
+		m := Manifest{Version: version, First: 1_000_000_000, Count: 2*n + 1, Bytes: 1, Raw: 1}
+		m.Last = m.First + m.Count - 1
+		for i := range n {
+			m.Erased = append(m.Erased, Range{From: m.First + 1 + 2*i, To: m.First + 1 + 2*i})
+		}
+		var err error
+		m.Chain, err = m.chained()
+		must.Succeed(t, err)
+		text, err := m.text()
+		must.Succeed(t, err)
+		if !bytes.Contains(text, []byte(as)) {
+			t.Errorf("%d: %s", n, text[:min(len(text), 1500)])
+		}
+		got, err := parseManifest(text)
+		must.Succeed(t, err)
+		if !slices.Equal(got.Erased, m.Erased) {
+			t.Errorf("%d: read back are %d", n, len(got.Erased))
+		}
 	}
 }
 

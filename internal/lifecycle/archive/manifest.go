@@ -104,14 +104,49 @@ func (m *Manifest) chained() (Hash, error) {
 	return sha256.Sum256(text), err
 }
 
-// text is what is written. One that could not be read back is refused.
+// maxListed is how many ranges of erased messages a manifest lists one by one. More of them are text, as in a
+// stream's metadata, which takes a tenth of the room; earlier builds do not read that.
+const maxListed = 1 << 18
+
+// text is what is written. One that could not be read back, or whose object could not be, is refused.
 func (m *Manifest) text() ([]byte, error) {
 	text, err := json.Marshal(m)
-	if err == nil && len(text) > maxManifest {
-		err = fmt.Errorf("archive: the manifest of messages %d to %d would have %d bytes, %d are read back",
-			m.First, m.Last, len(text), maxManifest)
+	if err == nil && len(m.Erased) > maxListed {
+		text, err = json.Marshal(struct {
+			*Manifest
+			Erased string `json:"erased"`
+		}{m, m.Erased.String()})
+	}
+	what, has, most := "manifest", int64(len(text)), int64(maxManifest)
+	if m.Bytes > maxObject {
+		what, has, most = "object", m.Bytes, maxObject
+	}
+	if err == nil && has > most {
+		err = fmt.Errorf("archive: the %s of messages %d to %d would have %d bytes, and %d are read back: "+
+			"those of segments of a smaller archive.segment_size do not get so large", what, m.First, m.Last,
+			has, most)
 	}
 	return text, err
+}
+
+// decode reads a manifest as text has written it.
+func (m *Manifest) decode(text []byte) error {
+	all := struct {
+		*Manifest
+		Erased json.RawMessage `json:"erased"`
+	}{Manifest: m}
+	if err := json.Unmarshal(text, &all); err != nil || len(all.Erased) == 0 {
+		return err
+	}
+	if all.Erased[0] != '"' {
+		return json.Unmarshal(all.Erased, &m.Erased)
+	}
+	var erased string
+	err := json.Unmarshal(all.Erased, &erased)
+	if err == nil {
+		m.Erased, err = outbox.ParseSequences(erased)
+	}
+	return err
 }
 
 // sumOf is the hash of a list of documents.
@@ -120,7 +155,7 @@ func sumOf(docs []string) Hash { return sha256.Sum256([]byte(strings.Join(docs, 
 // parseManifest reads a manifest and checks that it is whole: its chain hash, and that its numbers agree.
 func parseManifest(text []byte) (*Manifest, error) {
 	m := &Manifest{}
-	if err := json.Unmarshal(text, m); err != nil {
+	if err := m.decode(text); err != nil {
 		return nil, err
 	}
 	if m.Version < 1 || m.Version > versionSkip {
