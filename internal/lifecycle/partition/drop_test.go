@@ -170,9 +170,7 @@ func TestWhatIsWrittenToADetachedPartitionIsFound(t *testing.T) {
 // TestAFenceInTheFutureStopsEverything: the database is older than its table of states, or another one.
 func TestAFenceInTheFutureStopsEverything(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 2)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 2)
 	w.confirm(w.Slot)
 	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0' WHERE name = $1", quoted("public", old(0)))
 	_, err := w.try()
@@ -187,9 +185,7 @@ func TestAFenceInTheFutureStopsEverything(t *testing.T) {
 // TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else.
 func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
 	steps := w.apply()
 	if got := of(steps, 0); got != "seal wait" {
@@ -205,9 +201,7 @@ func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
 // TestARecordThatSaysRepairingKeepsEverything.
 func TestARecordThatSaysRepairingKeepsEverything(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.confirm(w.Slot)
 	w.out.Repairing = "outflow repair --accept slot_missing"
 	wantWhy(t, w.apply(), 0, "outflow repair --accept slot_missing has not finished")

@@ -76,6 +76,15 @@ func newWorld(t *testing.T, srv *pgserver.Server, partitions int) *world {
 	return w
 }
 
+// newSealed makes one of which the first partition has rows, and is sealed.
+func newSealed(t *testing.T, partitions int) *world {
+	t.Helper()
+	w := newWorld(t, pgtest.Server(t), partitions)
+	w.insert(0, 5, true)
+	w.apply()
+	return w
+}
+
 // old is the name of one of the first partitions.
 func old(i int) string { return fmt.Sprintf("outbox_%d", i) }
 

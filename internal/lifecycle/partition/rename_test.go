@@ -45,6 +45,21 @@ func (w *world) left() string {
 		"OR relname = 'renamed')")
 }
 
+// move moves the outbox to another schema.
+func (w *world) move() {
+	w.T.Helper()
+	w.Exec("CREATE SCHEMA notes; ALTER TABLE outbox SET SCHEMA notes")
+	w.cfg.Table = "notes.outbox"
+}
+
+// replace renames the outbox, and makes another one of its name, without partitions.
+func (w *world) replace() {
+	w.T.Helper()
+	w.Exec("ALTER TABLE outbox RENAME TO former")
+	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL) PARTITION BY RANGE (created_at)")
+	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
+}
+
 // renames are what a person may do to an outbox with two partitions, and how it is called then.
 var renames = []struct{ sql, table string }{
 	{"ALTER TABLE outbox RENAME TO note_events", "note_events"},
@@ -104,12 +119,8 @@ func TestARenamedOutboxKeepsItsDetachedPartitions(t *testing.T) {
 // one had. Both have rows in one table of states.
 func TestAnOutboxOfTheFormerNameHasPartitionsOfItsOwn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 2)
-	w.insert(0, 5, true)
-	w.apply()
-	w.Exec("ALTER TABLE outbox RENAME TO former")
-	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL) PARTITION BY RANGE (created_at)")
-	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
+	w := newSealed(t, 2)
+	w.replace()
 	if n := w.snapshot(); n != 0 {
 		t.Errorf("the new one has %d rows", n)
 	}
@@ -140,9 +151,7 @@ func TestAnOutboxOfTheFormerNameHasPartitionsOfItsOwn(t *testing.T) {
 // TestATableOfStatesWithoutOIDsIsTakenUp: an older version made it. Nothing that it says is lost.
 func TestATableOfStatesWithoutOIDsIsTakenUp(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 2)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 2)
 	w.Exec("ALTER TABLE outflow_partitions DROP COLUMN root_oid")
 	all := "SELECT string_agg(concat_ws(' ', root, name, oid, state, fence, rows, hash, sealed_at), ', ' " +
 		"ORDER BY name) FROM outflow_partitions WHERE state = 'sealed'"
@@ -169,8 +178,7 @@ func TestRowsOfARenamedPlainTableGoAsBefore(t *testing.T) {
 	w.insert(0, 3, false)
 	w.mustRemove()
 	first := w.Text("SELECT horizon::text FROM outflow_partitions WHERE name = $1", baseline)
-	w.Exec("CREATE SCHEMA notes; ALTER TABLE outbox SET SCHEMA notes")
-	w.cfg.Table = "notes.outbox"
+	w.move()
 	w.mustRemove()
 	if got := w.Text("SELECT string_agg(horizon::text, ' ') FROM notes.outflow_partitions WHERE name = $1",
 		baseline); got != first {
@@ -184,13 +192,9 @@ func TestRowsOfARenamedPlainTableGoAsBefore(t *testing.T) {
 // TestASlotThatIsMadeAnewIsNotedOfARenamedOutbox, before a run has found its new name.
 func TestASlotThatIsMadeAnewIsNotedOfARenamedOutbox(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.Exec("UPDATE outflow_partitions SET made = true")
-	w.Exec("CREATE SCHEMA notes")
-	w.Exec("ALTER TABLE outbox SET SCHEMA notes")
-	w.cfg.Table = "notes.outbox"
+	w.move()
 	m := w.manager()
 	must.Succeed(t, m.CheckForget(outboxdb.Within(t)))
 	must.Succeed(t, m.Forget(outboxdb.Within(t)))
@@ -202,12 +206,8 @@ func TestASlotThatIsMadeAnewIsNotedOfARenamedOutbox(t *testing.T) {
 // TestAnErasureFindsThePartitionsOfARenamedOutbox.
 func TestAnErasureFindsThePartitionsOfARenamedOutbox(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
-	w.Exec("CREATE SCHEMA notes")
-	w.Exec("ALTER TABLE outbox SET SCHEMA notes")
-	w.cfg.Table = "notes.outbox"
+	w := newSealed(t, 1)
+	w.move()
 	m := w.manager()
 	cut, err := m.EraseDocument(outboxdb.Within(t), Document{Column: "doc_id", Name: "d", ID: "id"},
 		func(context.Context) (uint64, error) { return 1, nil })
@@ -224,9 +224,7 @@ func TestAnErasureFindsThePartitionsOfARenamedOutbox(t *testing.T) {
 // leaves the first one's states alone.
 func TestOwnersDoNotShareATableOfStates(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 2)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 2)
 	states := w.Text("SELECT string_agg(concat_ws(' ', name, state, fence), ', ' ORDER BY name) FROM " +
 		"outflow_partitions")
 	role := w.Text("SELECT quote_ident('second_' || current_database())")
@@ -282,14 +280,10 @@ func TestANewOutboxOfTheFormerNameTakesNoStates(t *testing.T) {
 // TestANewOutboxOfTheFormerNameLeavesDetachedPartitions: both have partitions of the same names.
 func TestANewOutboxOfTheFormerNameLeavesDetachedPartitions(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.want(0, Sealed)
-	w.Exec("ALTER TABLE outbox RENAME TO former")
+	w.replace()
 	w.Exec("ALTER TABLE outbox_0 RENAME TO former_0")
-	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL) PARTITION BY RANGE (created_at)")
-	w.Exec("ALTER PUBLICATION " + w.Slot + " ADD TABLE outbox")
 	w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
 	w.Exec("CREATE TABLE now PARTITION OF outbox FOR VALUES FROM (now()) TO (MAXVALUE)")
 	w.apply()

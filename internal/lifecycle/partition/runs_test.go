@@ -16,9 +16,7 @@ import (
 // TestASecondRunEndsAtOnce, and one whose session was ended drops nothing when it wakes up.
 func TestASecondRunEndsAtOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.confirm(w.Slot)
 	asleep, wake := make(chan struct{}), make(chan struct{})
 	first := w.o
@@ -71,9 +69,7 @@ func (w *world) terminate(pid string) {
 // drop, so that a repair can read the partition, and another run goes on.
 func TestAStoppedDropLetsItsLockGo(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.confirm(w.Slot)
 	var m *Manager
 	show := func(setting string) (value string) {
@@ -110,9 +106,7 @@ func TestAStoppedDropLetsItsLockGo(t *testing.T) {
 // TestADropThatReadsForLongKeepsItsLock: PostgreSQL hears of a process that reads the archive.
 func TestADropThatReadsForLongKeepsItsLock(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.confirm(w.Slot)
 	w.cfg.beat = time.Millisecond
 	m := w.manager()

@@ -139,9 +139,7 @@ func TestWithoutAnIDAnAcceptedGapOfTheArchiveRefusesAllRows(t *testing.T) {
 // TestTheDropVerifiesAgain: the first run only sleeps between the verification and the drop.
 func TestTheDropVerifiesAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, pgtest.Server(t), 1)
-	w.insert(0, 5, true)
-	w.apply()
+	w := newSealed(t, 1)
 	w.confirm(w.Slot)
 	w.o.Hit = func(point string) {
 		if point == "partition.verified" {
