@@ -15,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
@@ -43,6 +44,17 @@ func (r *retained) day(rows int) (first int) {
 	})
 	r.settle()
 	return first
+}
+
+// newPublishing makes an installation that publishes, and confirms what is published at once.
+func newPublishing(t *testing.T, pg *pgserver.Server, natsURL, name string,
+	settings ...string) *harness.Installation {
+	t.Helper()
+	f := harness.NewInstallation(t, pg, natsURL, name, append(settings, "SINK_DURABLE_AFTER=0s")...)
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	return f
 }
 
 // settle writes a row, and waits until all is confirmed. The record says of what is confirmed only when there
@@ -187,11 +199,8 @@ func TestNothingGoesBeforeTheArchiveHasIt(t *testing.T) {
 // TestRowsAreDeletedWhenTheArchiveHasThem: those of a plain table.
 func TestRowsAreDeletedWhenTheArchiveHasThem(t *testing.T) {
 	t.Parallel()
-	f := harness.NewInstallation(t, pgtest.Own(t, 0, "wal_level=logical"), natstest.Server(t).URL(),
-		"coldrows", "ARCHIVE_URL=file://"+t.TempDir(), "RETAIN_TABLE_METHOD=delete", "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Own(t, 0, "wal_level=logical"), natstest.Server(t).URL(),
+		"coldrows", "ARCHIVE_URL=file://"+t.TempDir(), "RETAIN_TABLE_METHOD=delete")
 	for i := range 10 {
 		harness.Insert(t, f.Conn, fmt.Sprint("doc", i%3), i, "{}")
 	}

@@ -166,11 +166,8 @@ func TestADocumentIsErasedEverywhere(t *testing.T) {
 func aDocumentIsErasedEverywhere(t *testing.T, pg *pgserver.Server) {
 	const secret, doc, each = "S3CR3T", "customer 17", 10
 	store, dir := t.TempDir(), t.TempDir()
-	f := harness.NewInstallation(t, pg, natstest.Server(t, natsserver.Options{Dir: store}).URL(), "erased",
-		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pg, natstest.Server(t, natsserver.Options{Dir: store}).URL(), "erased",
+		"ARCHIVE_URL=file://"+dir)
 	for _, config := range []jetstream.StreamConfig{
 		{Name: "MIRROR", Mirror: &jetstream.StreamSource{Name: f.Stream}},
 		{Name: "AGGREGATE", Sources: []*jetstream.StreamSource{{Name: "MIRROR"}}},
@@ -391,11 +388,7 @@ func TestAnErasureWaitsForReplicas(t *testing.T) {
 	t.Parallel()
 	const secret, doc, each = "S3CR3T", "gone", 3
 	cluster := natstest.Cluster(t, 3)
-	f := harness.NewInstallation(t, pgtest.Server(t), cluster.URLs(), "erasereplicas", "INIT_REPLICAS=3",
-		"SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), cluster.URLs(), "erasereplicas", "INIT_REPLICAS=3")
 	for i := range each {
 		harness.Insert(t, f.Conn, doc, i+1, `{"of": "`+secret+`"}`)
 	}
@@ -534,11 +527,8 @@ func anErasureReachesDetachedPartitions(t *testing.T, pg *pgserver.Server) {
 func TestWhatAStartNeedsIsErasedLater(t *testing.T) {
 	t.Parallel()
 	const memory = 4
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedlater",
-		"REORDER_MODE=gap", fmt.Sprint("REORDER_MEMORY=", memory), "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedlater",
+		"REORDER_MODE=gap", fmt.Sprint("REORDER_MEMORY=", memory))
 	for i := range 8 {
 		harness.Insert(t, f.Conn, "gone", i+1, "{}")
 	}

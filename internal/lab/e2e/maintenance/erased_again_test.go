@@ -52,11 +52,7 @@ func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
 	const each, doc = 3, "gone"
 	dir, older := t.TempDir(), t.TempDir()
 	nats := natstest.Server(t).URL()
-	f := harness.NewInstallation(t, pgtest.Server(t), nats, "erasedagain", "ARCHIVE_URL=file://"+dir,
-		"SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), nats, "erasedagain", "ARCHIVE_URL=file://"+dir)
 	for i := range each {
 		harness.Insert(t, f.Conn, doc, i+1, "{}")
 		harness.Insert(t, f.Conn, "another", i+1, "{}")
@@ -129,11 +125,8 @@ func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
 func TestRowsThatArePutBackMeanwhileAreErased(t *testing.T) {
 	t.Parallel()
 	const doc, others = "gone", 600 // more than archive rows writes at once
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedmeanwhile",
-		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedmeanwhile",
+		"ARCHIVE_URL=file://"+t.TempDir())
 	const insert = "INSERT INTO outbox (doc_id, actor_id, counter, payload) "
 	harness.Exec(t, f.Conn, insert+fmt.Sprintf("SELECT 'another', 'a', i, '{}' FROM generate_series(1, %d) i",
 		others))
@@ -167,11 +160,8 @@ func TestWhatAnArchiverLinksBeforeItIsKilledIsErased(t *testing.T) {
 	t.Parallel()
 	const doc = "gone"
 	dir := t.TempDir()
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedlinked",
-		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedlinked",
+		"ARCHIVE_URL=file://"+dir)
 	harness.Insert(t, f.Conn, doc, 1, "{}")
 	archived(t, f, 2)
 	objects, err := filepath.Glob(filepath.Join(dir, "v1", "*", "*.jsonl.zst"))
@@ -210,11 +200,8 @@ func TestWhatAKilledArchiverLeftBehindTheChainIsErased(t *testing.T) {
 	t.Parallel()
 	const doc = "gone"
 	dir := t.TempDir()
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedbehind",
-		"ARCHIVE_URL=file://"+dir, "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedbehind",
+		"ARCHIVE_URL=file://"+dir)
 	harness.Insert(t, f.Conn, "another", 1, "{}")
 	archived(t, f, 2)
 	harness.Insert(t, f.Conn, doc, 1, "{}")

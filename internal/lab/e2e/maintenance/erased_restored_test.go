@@ -16,11 +16,8 @@ import (
 func TestAStreamThatIsRestoredIsRepairedAfterAnErasure(t *testing.T) {
 	t.Parallel()
 	const each, doc = 3, "gone"
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedrestored",
-		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedrestored",
+		"ARCHIVE_URL=file://"+t.TempDir())
 	for i := range each {
 		harness.Insert(t, f.Conn, doc, i+1, "{}")
 		harness.Insert(t, f.Conn, "another", i+1, "{}")

@@ -18,12 +18,9 @@ import (
 func TestTheStreamStaysSmall(t *testing.T) {
 	t.Parallel()
 	const each, keep, memory = 30, 10, 5
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "small",
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "small",
 		"ARCHIVE_URL=file://"+t.TempDir(), "RETAIN_STREAM_MESSAGES="+fmt.Sprint(keep), "REORDER_MODE=gap",
-		"REORDER_MEMORY="+fmt.Sprint(memory), "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+		"REORDER_MEMORY="+fmt.Sprint(memory))
 	first := func() uint64 {
 		t.Helper()
 		s, err := f.JS.Stream(t.Context(), f.Stream)
