@@ -84,8 +84,9 @@ var commands = []Finding{
 		Title: "Where the archive is, is not set or can't be used",
 		Hint:  "Set archive.url, for example to file:///var/lib/outflow/archive."},
 	{Code: "erase_busy", Severity: Note, Classes: transient,
-		Title: "An erasure works on the same outbox, or rows are put back into it",
-		Hint:  "Let it finish, then run it again."},
+		Title: "An erasure is at work on the outbox, or outflow archive rows or a replay is",
+		Hint: "Let it finish, then run it again. A replay that is interrupted goes on with its " +
+			"`--replay-id`."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",
 		Hint: "The rows of what was erased may be there again. The archive's manifests name the requests; " +

@@ -41,8 +41,8 @@ with --replay-id.
 
 Ranges are from..to, both included, either may be left out. Times are RFC 3339, or how long ago: 2h, 7d.
 
-Exit code 0 when all is read, 1 if it was interrupted or a server was lost on the way (run it again with its
---replay-id), 2 for a selection or target that can't be, 3 if nobody has the range any more, it can't be
+Exit code 0 when all is read, 1 if it was interrupted, a server was lost on the way (run it again with its
+--replay-id) or an erasure is at work, 2 for a selection or target that can't be, 3 if nobody has the range any more, it can't be
 known or a server can't be reached, 4 if an object of the archive is lost or damaged, or the stream has other
 messages than the archive, 5 if a row of the table can't be published.`,
 		Example: "  outflow replay --doc note-17 --to stdout\n" +
@@ -88,6 +88,9 @@ messages than the archive, 5 if a row of the table can't be published.`,
 func (a *App) replay(ctx context.Context, cfg config.Config, d *consumerDatabase, o replay.Options,
 	asJSON bool) error {
 	o.Out = a.Stdout
+	if a.faults != nil {
+		o.Hit = a.faults.Hit
+	}
 	o.Filters = func(ctx context.Context, js jetstream.JetStream, api *jsapi.Client, name string) ([]string,
 		error) {
 		w := &consumeradmin.Admin{Stream: cfg.Stream, JS: js, API: api, Schema: d.schema,

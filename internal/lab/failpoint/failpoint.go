@@ -52,9 +52,10 @@
 //	archive.begin, .written         before and after a segment's messages are written
 //	archive.verified, .manifest     they were read back; the manifest is there
 //
-// Those of outflow archive restore and rows:
+// Those of outflow archive restore and rows, and of outflow replay:
 //
 //	rows.written                    rows are put back, and committed
+//	replay.published                a message of a replay is in the target
 //	restore.made, .message          the stream is made; a message of it is acknowledged
 //	restore.published, .purged      all are; those that held the place of missing ones are gone
 //
@@ -117,7 +118,8 @@ var steps = []string{
 	"partition.sealed", "partition.durable", "partition.archived", "partition.compared", "partition.verified",
 	"partition.dropping", "partition.dropped", "partition.deleted",
 	"archive.message", "archive.begin", "archive.written", "archive.verified", "archive.manifest",
-	"rows.written", "restore.made", "restore.message", "restore.published", "restore.purged",
+	"rows.written", "replay.published",
+	"restore.made", "restore.message", "restore.published", "restore.purged",
 	"stream.verified", "stream.checked", "stream.purged",
 	"erase.begun", "erase.notified", "erase.rows", "erase.detached", "erase.deleted", "erase.cut",
 	"erase.confirmed", "erase.saved", "erase.noted", "erase.message", "erase.messages", "erase.copy",

@@ -140,32 +140,6 @@ func Open(ctx context.Context, target postgres.Target, table, slot string) (_ *L
 // Close closes the connection, and lets the next run begin.
 func (l *Ledger) Close() { postgres.Close(l.conn) }
 
-// advisory is the first half of the lock's key; the second one is the outbox.
-const advisory = 0x6f667265
-
-// Alone makes sure that no other run erases from this outbox, and that nobody puts rows back meanwhile.
-func (l *Ledger) Alone(ctx context.Context) error {
-	return lock(ctx, l.conn, l.root, "pg_try_advisory_lock",
-		"another run erases from table %s, or outflow archive rows puts rows back into it")
-}
-
-// NoneAtWork makes sure that no run erases from an outbox until the connection ends: what is put back was
-// read before the erasure would have been known.
-func NoneAtWork(ctx context.Context, conn catalog.Querier, root catalog.Table) error {
-	return lock(ctx, conn, root, "pg_try_advisory_lock_shared", "outflow erase is at work on table %s")
-}
-
-func lock(ctx context.Context, q catalog.Querier, root catalog.Table, function, busy string) error {
-	var got bool
-	err := q.QueryRow(ctx, "SELECT pg_catalog."+function+"($1::int, $2::oid::int8::bit(32)::int)",
-		int32(advisory), root.OID).Scan(&got)
-	if err == nil && !got {
-		err = &outbox.Fault{Class: outbox.Transient, Code: "erase_busy",
-			Message: fmt.Sprintf(busy, root.Quoted())}
-	}
-	return err
-}
-
 // beside is the quoted name of a table in the schema of another one.
 func beside(root catalog.Table, name string) string {
 	return pgx.Identifier{root.Schema, name}.Sanitize()

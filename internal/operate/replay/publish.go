@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 )
 
 const (
@@ -32,6 +33,7 @@ type publisher struct {
 	id      string
 	last    uint64 // the target's last known sequence; everything up to it was looked at
 	timeout time.Duration
+	guard   *erasure.Guard
 }
 
 // message makes the message to publish.
@@ -54,6 +56,9 @@ func (p *publisher) publish(ctx context.Context, m *Message) error {
 	begun := time.Now()
 	var err error
 	for try := 1; ; try++ {
+		if err := p.guard.Check(ctx); err != nil {
+			return err
+		}
 		one, cancel := context.WithTimeout(ctx, p.timeout)
 		var ack *jetstream.PubAck
 		ack, err = p.js.PublishMsg(one, out, jetstream.WithExpectLastSequence(p.last),

@@ -18,7 +18,9 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lazyregexp"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink"
 )
 
@@ -33,6 +35,8 @@ type Options struct {
 	TimeColumn string // of the table; "": one of the usual names
 
 	Out io.Writer
+
+	Hit func(point string) // called at points where tests stop the process; may be nil
 
 	// Filters returns the subject filters of a consumer that is replayed to; none: it reads everything.
 	Filters func(ctx context.Context, js jetstream.JetStream, api *jsapi.Client, name string) ([]string,
@@ -60,7 +64,8 @@ type replay struct {
 	js        jetstream.JetStream
 	extractor *extractor
 	pub       *publisher
-	resume    *resumePoint // the last message of this replay that the target has
+	guard     *erasure.Guard // nil: nothing is published
+	resume    *resumePoint   // the last message of this replay that the target has
 
 	match     *matcher
 	streamErr error // why the stream's messages don't say what is selected
@@ -73,6 +78,9 @@ var idForm = lazyregexp.New(`^[A-Za-z0-9_.:-]{1,64}$`)
 
 // Run reads again what is selected.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (rep *Report, err error) {
+	if o.Hit == nil {
+		o.Hit = func(string) {}
+	}
 	r := &replay{cfg: cfg, log: log, o: o}
 	defer r.close()
 	if err := r.check(); err != nil {
@@ -85,6 +93,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (r
 		var explain func(error) error
 		ctx, explain = conns.WhileConnected(ctx, r.conn)
 		defer func() { err = explain(err) }()
+	}
+	if err := r.keepErasuresAway(ctx); err != nil {
+		return nil, err
 	}
 	if err := r.open(ctx); err != nil {
 		return nil, err
@@ -109,6 +120,18 @@ func (r *replay) connect(ctx context.Context) (err error) {
 		return err
 	}
 	r.js, err = r.conn.API().JetStream()
+	return err
+}
+
+// keepErasuresAway lets no erasure begin while messages are read that are published: their copies would be
+// there when it has ended. Without a table there is none.
+func (r *replay) keepErasuresAway(ctx context.Context) (err error) {
+	if r.target.kind == toStdout || r.o.DryRun || !r.cfg.Source.Rows() {
+		return nil
+	}
+	defer wiring.WaitPostgres(ctx, r.cfg)()
+	r.guard, err = erasure.KeepAway(ctx, postgres.Target{URL: r.cfg.Postgres.URL, Slot: r.cfg.Slot},
+		r.layout.Table)
 	return err
 }
 
@@ -219,6 +242,7 @@ func (r *replay) openTarget(ctx context.Context) error {
 	}
 	r.pub = &publisher{
 		js: r.js, api: r.conn.API(), target: r.target, id: r.o.ID, timeout: publishTimeout,
+		guard: r.guard,
 	}
 	var err error
 	if r.resume, err = r.pub.begin(ctx, known); err != nil || r.resume == nil {
@@ -318,6 +342,9 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 	} else {
 		err = r.stream.each(ctx, after, c.sum, write)
 	}
+	if err == nil {
+		err = r.guard.Check(ctx)
+	}
 	return rep, errors.Join(err, finish())
 }
 
@@ -359,6 +386,7 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 			if err := r.pub.publish(ctx, m); err != nil {
 				return err
 			}
+			r.o.Hit("replay.published")
 		} else {
 			var err error
 			m.Header = eventHeaders(m.Header)
@@ -387,6 +415,7 @@ func (r *replay) writer(ctx context.Context, rep *Report) (write func(*Message) 
 
 func (r *replay) close() {
 	r.table.close()
+	r.guard.Close()
 	if r.stream != nil && r.stream.closePast != nil {
 		_ = r.stream.closePast() // it was read only
 	}

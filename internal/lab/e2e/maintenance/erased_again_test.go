@@ -15,6 +15,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 )
 
 // erased erases a document, and writes others until it can go.
@@ -229,6 +230,95 @@ func TestWhatAKilledArchiverLeftBehindTheChainIsErased(t *testing.T) {
 	erased(t, f, "--doc", doc, "--request", "r")
 	if found := filesWith(t, dir, "outbox."+doc); len(found) > 0 {
 		t.Errorf("it is still in %q", found)
+	}
+	f.MustStop(t)
+}
+
+// stoppedReplay is a replay of an archive into stream PAST that has published one message, and was stopped.
+// Those of a document come last.
+func stoppedReplay(t *testing.T, name, doc string) (*harness.Installation, *maintainer) {
+	t.Helper()
+	const others = 5
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), name,
+		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	for i := range others {
+		harness.Insert(t, f.Conn, "another", i+1, "{}")
+	}
+	harness.Insert(t, f.Conn, doc, 1, "{}")
+	archived(t, f, others+2)
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(others+2)))
+	replay := (&retained{Installation: f, t: t}).runs([]string{"replay", "--from", "stream", "--to",
+		"stream:PAST"}, "OUTFLOW_FAILPOINT=stop.replay.published:1")
+	harness.Eventually(t, "it sleeps", func() error {
+		if !replay.stopped() {
+			return errors.New(replay.log.String())
+		}
+		return nil
+	}, replay.child)
+	return f, replay
+}
+
+// replayed says which subjects a replay has published.
+func replayed(t *testing.T, f *harness.Installation) string {
+	t.Helper()
+	past, err := f.JS.Stream(t.Context(), "PAST")
+	harness.Must(t, err)
+	info, err := past.Info(t.Context(), jetstream.WithSubjectFilter(">"))
+	harness.Must(t, err)
+	return fmt.Sprint(info.State.Subjects)
+}
+
+// TestWhatAReplayIsAboutToPublishIsErased: it may have read it before the erasure began.
+func TestWhatAReplayIsAboutToPublishIsErased(t *testing.T) {
+	t.Parallel()
+	const doc = "gone"
+	f, replay := stoppedReplay(t, "erasedreplay", doc)
+	args := []string{"--doc", doc, "--request", "r", "--copy", "PAST"}
+	if c, said, code := erase(t, f, append(args, "--yes")...); code != 1 ||
+		!strings.Contains(said, "code erase_busy") {
+		t.Errorf("exit code %d: %+v\n%s", code, c, said)
+	}
+	harness.Must(t, replay.child.Signal(syscall.SIGCONT))
+	harness.Must(t, replay.child.Wait())
+	if all := replayed(t, f); !strings.Contains(all, doc) {
+		t.Errorf("it published %s", all)
+	}
+	c := erased(t, f, args...)
+	if all := replayed(t, f); strings.Contains(all, doc) {
+		t.Errorf("the copy has %s: %+v\n%s", all, c, replay.log.String())
+	}
+	f.MustStop(t)
+}
+
+// TestAReplayThatWasStoppedPublishesNothingThatWasErased: PostgreSQL ends its session after a minute, and an
+// erasure begins.
+func TestAReplayThatWasStoppedPublishesNothingThatWasErased(t *testing.T) {
+	t.Parallel()
+	tier.OnlyLong(t, "it waits for a minute")
+	const doc = "gone"
+	f, replay := stoppedReplay(t, "erasedstopped", doc)
+	tries := 0
+	harness.Eventually(t, "its session has ended", func() error {
+		n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
+			"mode = 'ShareLock' AND database = (SELECT oid FROM pg_database WHERE datname = "+
+			"current_database())")
+		if tries++; n > 0 {
+			return fmt.Errorf("asked %d times", tries)
+		}
+		return nil
+	})
+	erased(t, f, "--doc", doc, "--request", "r", "--copy", "PAST")
+	harness.Must(t, replay.child.Signal(syscall.SIGCONT))
+	if err := replay.child.Wait(); err == nil || !strings.Contains(replay.log.String(), "--replay-id") {
+		t.Errorf("%v\n%s", err, replay.log.String())
+	}
+	if all := replayed(t, f); strings.Contains(all, doc) {
+		t.Errorf("the copy has %s\n%s", all, replay.log.String())
 	}
 	f.MustStop(t)
 }

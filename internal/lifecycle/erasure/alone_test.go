@@ -1,0 +1,88 @@
+package erasure
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
+)
+
+// alone takes the lock of an erasure, as far as that goes.
+func (o *erased) alone() error {
+	o.t.Helper()
+	l, err := Open(outboxdb.Within(o.t), postgres.Target{URL: o.URL}, o.table, o.Slot)
+	must.Succeed(o.t, err)
+	o.t.Cleanup(l.Close)
+	return l.Alone(outboxdb.Within(o.t))
+}
+
+// guard keeps erasures away. An hour is longer than the test.
+func (o *erased) guard(beat, silent time.Duration) *Guard {
+	o.t.Helper()
+	l, err := Open(outboxdb.Within(o.t), postgres.Target{URL: o.URL}, o.table, o.Slot)
+	must.Succeed(o.t, err)
+	defer l.Close()
+	g, err := keepAway(outboxdb.Within(o.t), postgres.Target{URL: o.URL}, l.root, beat, silent)
+	must.Succeed(o.t, err)
+	o.t.Cleanup(g.Close)
+	return g
+}
+
+// lost waits until a guard says that it keeps nobody away any more.
+func lost(t *testing.T, g *Guard) {
+	t.Helper()
+	var err error
+	await.Until(t, "the guard notices", func() error {
+		if err = g.Check(outboxdb.Within(t)); err == nil {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	if !strings.Contains(err.Error(), "connection to PostgreSQL is lost") {
+		t.Error(err)
+	}
+}
+
+// TestAGuardKeepsErasuresAway until its session ends, and then it says so.
+func TestAGuardKeepsErasuresAway(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	g := o.guard(time.Millisecond, time.Hour)
+	must.Succeed(t, g.Check(outboxdb.Within(t)))
+	if f := outbox.FaultOf(o.alone()); f == nil || f.Code != "erase_busy" ||
+		!strings.Contains(f.Message, "outflow replay") {
+		t.Errorf("%v", f)
+	}
+	o.Exec("SELECT pg_terminate_backend($1)", g.conn.PgConn().PID())
+	lost(t, g)
+	await.Until(t, "the lock is free", o.alone)
+}
+
+// TestAGuardThatIsSilentIsEndedByPostgreSQL: its process was stopped.
+func TestAGuardThatIsSilentIsEndedByPostgreSQL(t *testing.T) {
+	t.Parallel()
+	lost(t, newOutbox(t).guard(time.Hour, time.Millisecond))
+}
+
+// TestAGuardIsNotReliedOnForLongerThanPostgreSQLHasHeardOfIt: the process was stopped, and wakes up.
+func TestAGuardIsNotReliedOnForLongerThanPostgreSQLHasHeardOfIt(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	g := o.guard(time.Hour, time.Hour)
+	g.heard.Add(-int64(relied.Seconds()))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*recheck)
+	defer cancel()
+	if err := g.Check(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	g = o.guard(time.Millisecond, time.Hour)
+	g.heard.Store(0)
+	must.Succeed(t, g.Check(outboxdb.Within(t)))
+}
