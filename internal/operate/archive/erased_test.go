@@ -1,6 +1,8 @@
 package archive
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"reflect"
 	"testing"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink/stream"
 )
@@ -65,5 +68,38 @@ func TestWhatWasErasedBeforeItWasArchivedIsNoGap(t *testing.T) {
 	if r.Archived != 18 ||
 		r.Segments[0].Erased != 1 || len(r.Segments[0].Gaps) != 2 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap: the run that made the stream knew nothing of it, and
+// the one that goes on says it.
+func TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(9)
+	w.confirm(9)
+	w.mustRun(Options{Now: true})
+	made, kill := context.WithCancel(t.Context())
+	_, err := Restore(made, w.cfg, slog.New(slog.DiscardHandler), RestoreOptions{To: "AGAIN",
+		Hit: func(string) { kill() }})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	store, err := open(t.Context(), w.cfg)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, store.Close()) }()
+	a, _, err := find(t.Context(), w.cfg, store, "")
+	must.Succeed(t, err)
+	_, err = a.Erase(t.Context(), archive.Erasing{Request: "r", Is: func(m *archive.Message) (bool, error) {
+		return m.Seq == 5, nil
+	}})
+	must.Succeed(t, err)
+	_, err = w.restore(RestoreOptions{To: "AGAIN"})
+	must.Succeed(t, err)
+	restored, err := w.js.Stream(t.Context(), "AGAIN")
+	must.Succeed(t, err)
+	info := restored.CachedInfo()
+	if info.Config.Metadata[outbox.MetadataErased] != "5" || info.State.Msgs != 8 || info.State.LastSeq != 9 {
+		t.Errorf("restored as %+v, %v", info.State, info.Config.Metadata)
 	}
 }

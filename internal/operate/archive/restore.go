@@ -233,6 +233,11 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	case st.Restoring != done.Folder:
 		return exists(r.name, fmt.Sprintf("stream %s is being restored from %s", r.name, st.Restoring))
 	}
+	if len(r.erased) > 0 { // some perhaps since a run before this one made the stream
+		if err := r.s.NoteErased(ask, r.erased); err != nil {
+			return err
+		}
+	}
 	for {
 		err := r.publish(ctx, st, done)
 		if err == nil {
