@@ -83,6 +83,7 @@ type StreamState struct {
 	Cut        *outbox.Cut    // what it is, if it is a cut
 	Replicated bool           // more than one replica
 	Restoring  string         // what it is being restored from; "": it is whole
+	Restored   string         // the folder of the archive that it was restored from; "": it was not
 	Now        time.Time      // the broker's clock when it was asked; zero where it does not say
 	// Erased are the sequences whose messages were erased, as the stream's metadata say: nobody lost them.
 	Erased outbox.Sequences

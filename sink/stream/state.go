@@ -62,7 +62,7 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	st = relay.StreamState{
 		Exists: true, Created: info.Created, LastSeq: info.State.Last, Messages: info.State.Messages,
 		Replicated: info.Config.Replicas > 1, Now: info.Now,
-		Restoring: info.Config.Metadata[MetadataRestoring],
+		Restoring: info.Config.Metadata[MetadataRestoring], Restored: info.Config.Metadata[MetadataRestored],
 	}
 	// What can't be read explains nothing: then the messages are missing.
 	st.Erased, _ = outbox.ParseSequences(info.Config.Metadata[outbox.MetadataErased])

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -27,7 +28,7 @@ func (r *repair) erasures(ctx context.Context, f *finding, p *plan) (*outbox.Fau
 	}
 	unknown := erasure.Unknown(of, r.cfg.Slot, r.cfg.Stream, f.Stream.Erased)
 	if len(unknown) > 0 && r.cfg.Archive.URL != "" {
-		was, err := r.erasedFromArchive(ctx, of)
+		was, err := r.erasedFromArchive(ctx, of, sameSequences(&f.Stream))
 		if err != nil {
 			return nil, err
 		}
@@ -47,10 +48,22 @@ func (r *repair) erasures(ctx context.Context, f *finding, p *plan) (*outbox.Fau
 	return nil, nil
 }
 
+// sameSequences reports whether a folder of the archive may be of a stream whose messages this one has at
+// their sequences: it is its own, or the one that it was restored from, or an older one, from which the
+// stream of that may have been restored.
+func sameSequences(st *relay.StreamState) func(folder string) bool {
+	_, from, restored := archive.StreamOf(st.Restored)
+	return func(folder string) bool {
+		_, created, ok := archive.StreamOf(folder)
+		return ok && (created.Equal(st.Created) || restored && !created.After(from))
+	}
+}
+
 // erasedFromArchive returns the sequences whose messages requests that the database knows have erased from
-// the archive. Those that retention had taken from the stream before, a request has not noted itself, and a
-// stream that was restored lists them.
-func (r *repair) erasedFromArchive(ctx context.Context, of []*erasure.Record) (outbox.Sequences, error) {
+// the archive, in those folders that are of the stream. Those that retention had taken from the stream
+// before, a request has not noted itself, and a stream that was restored lists them.
+func (r *repair) erasedFromArchive(ctx context.Context, of []*erasure.Record,
+	is func(folder string) bool) (outbox.Sequences, error) {
 	store, err := archive.Open(ctx, r.cfg.Archive.URL)
 	if err != nil {
 		return nil, err
@@ -67,6 +80,9 @@ func (r *repair) erasedFromArchive(ctx context.Context, of []*erasure.Record) (o
 	}
 	var all outbox.Sequences
 	for _, folder := range folders {
+		if !is(folder) {
+			continue
+		}
 		a, err := archive.LoadBrief(ctx, store, folder)
 		if err != nil {
 			return nil, err
