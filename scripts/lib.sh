@@ -12,7 +12,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 # What the tests may need beside Go: the names of internal/lab/tier.
 # shellcheck disable=SC2034 # the scripts read it
-everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,go,linux,browser,yjs,npm,python,prometheus,race,shellcheck
+everything=postgres,pg14,pg15,pg16,pg17,pg18,psql,pg_resetwal,go,linux,browser,yjs,npm,python,prometheus,race,shellcheck
 
 # The Go modules beside the root whose tests are among all tests. packaging, which takes minutes to fetch, has scripts/check-packaging.
 # shellcheck disable=SC2034 # the scripts read it

@@ -35,9 +35,9 @@ func OnlyLong(t testing.TB, why string) {
 
 // Missing skips a test because the machine lacks a thing, or fails it where OUTFLOW_TEST_REQUIRE, a list of
 // things with commas, names that thing, as it does in scripts/test --long and on CI machines. The things are
-// postgres (of any major), pg14 to pg18, psql, go, linux, browser, yjs, npm, python, python-drivers,
-// java-drivers, prometheus, pg_upgrade, old-nats, fake-gcs and azurite; the scripts themselves ask for race
-// and shellcheck.
+// postgres (of any major), pg14 to pg18, psql, pg_resetwal, go, linux, browser, yjs, npm, python,
+// python-drivers, java-drivers, prometheus, pg_upgrade, old-nats, fake-gcs and azurite; the scripts
+// themselves ask for race and shellcheck.
 func Missing(t testing.TB, thing, format string, args ...any) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("OUTFLOW_TEST_REQUIRE"), ","), thing) {

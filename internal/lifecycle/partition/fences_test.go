@@ -338,7 +338,7 @@ func TestRowsGoAfterMoreThanTwoBillionTransactions(t *testing.T) {
 		return ok
 	})
 	if i < 0 {
-		t.Skip("no installation of PostgreSQL has pg_resetwal")
+		tier.Missing(t, "pg_resetwal", "no installation of PostgreSQL has pg_resetwal")
 	}
 	srv := pgtest.Own(t, all[i].Major, "wal_level=logical", "autovacuum=off")
 	var w *world
