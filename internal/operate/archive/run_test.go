@@ -20,6 +20,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -39,22 +40,30 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	url := natstest.Server(t).URL()
-	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
+	return newWorldOn(t, natstest.Server(t))
+}
+
+func newWorldOn(t *testing.T, s *natsserver.Server) *world {
+	t.Helper()
 	w := &world{t: t}
-	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	w.connect(s.URL(), "file://"+t.TempDir())
 	w.makeStream(1)
+	must.Succeed(t, w.store.EnsureBucket(t.Context(), 1, jetstream.FileStorage))
+	return w
+}
+
+func (w *world) connect(url, archive string) {
+	w.t.Helper()
+	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
+	must.Succeed(w.t, err)
+	w.t.Cleanup(nc.Close)
+	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(w.t, err)
 	w.store = checkpoint.NewStore(jsapi.New(nc, ""),
 		checkpoint.StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
-	must.Succeed(t, w.store.EnsureBucket(t.Context(), 1, jetstream.FileStorage))
-	cfg, err := config.Load(config.Args{"nats.url": url, "stream": "OUTBOX", "slot": "outflow",
-		"archive.url": "file://" + t.TempDir()}, nil)
-	must.Succeed(t, err)
-	w.cfg = cfg
-	return w
+	w.cfg, err = config.Load(config.Args{"nats.url": url, "stream": "OUTBOX", "slot": "outflow",
+		"archive.url": archive}, nil)
+	must.Succeed(w.t, err)
 }
 
 func (w *world) makeStream(first uint64) {
@@ -603,4 +612,34 @@ func TestReadingIsSpreadOverATime(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || r.Archived != 200 {
 		t.Errorf("archived up to %d, %v", r.Archived, err)
 	}
+}
+
+// TestWhatTheBrokerLostIsNotArchived, although a process had read it for the segment that it had begun: other
+// messages have come under those sequences, in the same stream.
+func TestWhatTheBrokerLostIsNotArchived(t *testing.T) {
+	t.Parallel()
+	dir, known := t.TempDir(), &archive.Known{}
+	server := natstest.Server(t, natsserver.Options{Dir: dir})
+	w := newWorldOn(t, server)
+	w.publish(20)
+	w.confirm(15)
+	w.mustRun(Options{Known: known})
+	made := w.s.CachedInfo().Created
+	server.Shutdown()
+	_, err := natsserver.Tear(dir, "OUTBOX", natsserver.Back, func(seq uint64, _ time.Time) bool {
+		return seq <= 10
+	})
+	must.Succeed(t, err)
+	w.connect(natstest.Server(t, natsserver.Options{Dir: dir}).URL(), w.cfg.Archive.URL)
+	w.s, err = w.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	if now := w.s.CachedInfo(); !now.Created.Equal(made) || now.State.LastSeq != 10 {
+		t.Fatalf("the stream was made at %v, not %v, and ends at %d", now.Created, made, now.State.LastSeq)
+	}
+	w.publishBehind(11, 10)
+	w.confirm(20)
+	if r := w.mustRun(Options{Now: true, Known: known}); r.Archived != 20 || len(r.Segments) != 1 {
+		t.Fatalf("%+v", r)
+	}
+	w.comesBack()
 }
