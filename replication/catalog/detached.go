@@ -58,6 +58,37 @@ func Beside(ctx context.Context, q Querier, t Table, name string) (all []Kept, e
 	return all, nil
 }
 
+// StatesElsewhere returns the tables of states in other schemas that an outbox has left behind where it was
+// moved, quoted: those with rows of it, or of none.
+func (s *Setup) StatesElsewhere(ctx context.Context, table string) (names []string, err error) {
+	var t Table
+	if t.Schema, t.Name, err = SplitTable(table); err != nil {
+		return nil, err
+	}
+	if err := s.conn.QueryRow(ctx, "SELECT coalesce(to_regclass($1)::oid, 0)", t.Quoted()).
+		Scan(&t.OID); err != nil {
+		return nil, fmt.Errorf("look for table %s: %w", t.Quoted(), err)
+	}
+	kept, err := Beside(ctx, s.conn, t, PartitionStates)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range kept {
+		left := false
+		if !k.Own {
+			err = s.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+k.Table+" l WHERE "+OfRoot+") OR "+
+				"NOT EXISTS (SELECT FROM "+k.Table+")", t.OID, t.Quoted()).Scan(&left)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read table %s: %w", k.Table, err)
+		}
+		if left {
+			names = append(names, k.Table)
+		}
+	}
+	return names, nil
+}
+
 // DetachedPartitions returns the tables that were partitions of an outbox and wait, detached, until they may
 // go: queries of the outbox don't read them any more. Neither the table of states nor those are believed
 // where they belong to another role than the outbox.

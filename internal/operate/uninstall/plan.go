@@ -312,15 +312,23 @@ func (u *uninstall) counters(ctx context.Context) (Step, error) {
 
 func (u *uninstall) states(ctx context.Context) (Step, error) {
 	s := Step{Action: None}
-	schema, _, err := catalog.SplitTable(cmp.Or(u.table, u.cfg.Table))
+	table := cmp.Or(u.table, u.cfg.Table)
+	schema, _, err := catalog.SplitTable(table)
 	if err != nil {
 		return s, err
 	}
 	s.Name = pgx.Identifier{schema, catalog.PartitionStates}.Sanitize()
 	there, err := u.pg.HasTable(ctx, s.Name)
-	if err == nil && there {
-		s.Action, s.Why = Keep, "it says which detached partitions there are, and that their rows are "+
-			"published"
+	if err != nil {
+		return s, err
+	}
+	names, err := u.pg.StatesElsewhere(ctx, table)
+	if there {
+		names = slices.Insert(names, 0, s.Name)
+	}
+	if err == nil && len(names) > 0 {
+		s.Name, s.Action = strings.Join(names, ", "), Keep
+		s.Why = "it says which detached partitions there are, and that their rows are published"
 	}
 	return s, err
 }

@@ -109,6 +109,28 @@ func subjects(t *testing.T, f *harness.Installation) []string {
 	return s.CachedInfo().Config.Subjects
 }
 
+// TestUninstallNamesTheTablesOfStatesOfAMovedOutbox: that of the former schema as well, while it has rows of
+// the outbox and when these have been taken along; and not that of another outbox.
+func TestUninstallNamesTheTablesOfStatesOfAMovedOutbox(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "moved",
+		"RETAIN_TABLE_METHOD=delete", "SINK_DURABLE_AFTER=0s")
+	f.Init()
+	f.Drain() // the record has a checkpoint then
+	f.MustRun("partition", "apply")
+	harness.Exec(t, f.Conn, "CREATE SCHEMA others; CREATE TABLE others.outflow_partitions (LIKE "+
+		"outflow_partitions); INSERT INTO others.outflow_partitions SELECT * FROM outflow_partitions; "+
+		"UPDATE others.outflow_partitions SET root = 'others.outbox', root_oid = 'pg_class'::regclass")
+	harness.Exec(t, f.Conn, "CREATE SCHEMA notes; ALTER TABLE outbox SET SCHEMA notes")
+	f.Set("TABLE=notes.outbox")
+	f.Init()
+	const former = `"public"."outflow_partitions"`
+	f.MustContain("before a run", f.MustRun("uninstall"), "table of states "+former+": stays (")
+	f.MustRun("partition", "apply")
+	f.MustContain("then", f.MustRun("uninstall"), `table of states "notes"."outflow_partitions", `+former+
+		": stays (")
+}
+
 // TestInitGoesOnBehindAStreamThatUninstallHasLeft: the stream stays, and what is written after the next init
 // follows what it has. What was written between is said not to.
 func TestInitGoesOnBehindAStreamThatUninstallHasLeft(t *testing.T) {
