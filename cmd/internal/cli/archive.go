@@ -90,18 +90,25 @@ func (a *App) archiveListCommand() *cobra.Command {
 		Long: `Lists the segments of the stream, and of streams that had its name before, from their
 manifests, and checks that these form a chain. It needs neither NATS nor PostgreSQL.
 
-Exit code 0, 2 for a wrong option, 4 if a manifest is lost or damaged, 1 if the archive can't be read.`,
+Exit code 0, also if there is no segment, 2 for a wrong option, 4 if a manifest is lost or damaged, 1 if the
+archive can't be read.`,
 		Example: "  outflow archive list --config outflow.yaml\n  outflow archive list --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		all, err := archive.List(ctx, cfg)
 		if asJSON {
 			return errors.Join(err, a.printJSON(all))
 		}
+		none := true
 		for _, l := range all {
 			a.printf(a.Stdout, "%s\n", l.Folder)
 			for _, s := range l.Segments {
+				none = false
 				a.printf(a.Stdout, "  %v\n", s)
 			}
+		}
+		if err == nil && none {
+			a.printf(a.Stdout, "there is no segment of stream %s: are archive.url, with its prefix, and "+
+				"stream those that `outflow archive run` has?\n", cfg.Stream)
 		}
 		return err
 	})

@@ -268,6 +268,19 @@ func TestCompletionKnowsCommandsAndSettings(t *testing.T) {
 	}
 }
 
+// TestAnArchiveOfNothingIsListed: it is no error, and a person sees that there is nothing.
+func TestAnArchiveOfNothingIsListed(t *testing.T) {
+	t.Parallel()
+	args := []string{"archive", "list", "--archive.url=file://" + t.TempDir(), "--stream=ORDERS"}
+	if r := outflow(t, nil, args...); r.code != 0 || r.stderr != "" ||
+		!strings.Contains(r.stdout, "no segment of stream ORDERS") {
+		t.Errorf("%+v", r)
+	}
+	if r := outflow(t, nil, append(args, "--json")...); r.code != 0 || r.stdout != "[]\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
 // Every command has an example, and none hides the hook of the root.
 func TestEveryCommandHasAnExample(t *testing.T) {
 	t.Parallel()
