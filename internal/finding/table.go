@@ -288,6 +288,7 @@ var table = []Finding{
 			"SET NULL. Everything else goes meanwhile."},
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
-		Hint: "A table has the name that a new partition would get, or rows of its range are in the " +
-			"default partition: the message says which. Rename, move or drop them."},
+		Hint: "A table has the name that a new partition would get: rename it, and drop it only if nobody " +
+			"needs its rows, because it may be a partition of an outbox that was renamed. Or rows of its " +
+			"range are in the default partition: move them. The message says which."},
 }

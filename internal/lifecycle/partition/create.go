@@ -102,8 +102,10 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 	})
 	switch postgres.SQLState(err) {
 	case stateDuplicateTable:
-		return postgres.Fatal(err, codeTaken, "Rename or drop it, if nobody needs it", "a table %s "+
-			"exists, and is no partition of %s", p.Name, m.root.Quoted())
+		return postgres.Fatal(err, codeTaken, "Give it another name, by which nobody loses it: ALTER TABLE "+
+			p.Name+" RENAME TO …. If it is a partition of an outbox that was renamed, detached or not, "+
+			"Outflow finds it under any name", "a table %s exists, and is no partition of %s", p.Name,
+			m.root.Quoted())
 	case stateOverlap:
 		return postgres.Fatal(err, codeTaken, "Detach it, or wait until its range is over",
 			"another partition has a part of the range from %s to %s", stamp(p.Lower), stamp(p.Upper))

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -145,6 +146,44 @@ func TestAnOutboxOfTheFormerNameHasPartitionsOfItsOwn(t *testing.T) {
 	if got := w.Text(`SELECT root FROM outflow_partitions WHERE name = '"public"."now"'`); got !=
 		`"public"."later"` {
 		t.Errorf("then it is noted of %s", got)
+	}
+}
+
+// TestPartitionsOfTheFormerNameAreInTheWay of those that the outbox with that name gets. The hint names a way
+// out that loses neither: the former one goes on to use its partitions, one that is detached among them.
+func TestPartitionsOfTheFormerNameAreInTheWay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.apply()
+	w.want(0, Sealed)
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
+	last := w.Text("SELECT name FROM outflow_partitions ORDER BY lower DESC LIMIT 1")
+	w.Exec("ALTER TABLE " + last + " RENAME TO last")
+	w.Exec("ALTER TABLE outbox_0 RENAME TO " + strings.TrimPrefix(last, `"public".`))
+	w.Exec("ALTER TABLE outbox RENAME TO former")
+	w.Exec("CREATE TABLE outbox (LIKE former INCLUDING ALL) PARTITION BY RANGE (created_at)")
+	_, err := w.try()
+	for i := 0; err != nil && i < 10; i++ {
+		f := wantFault(t, err, outbox.Fatal, codeTaken)
+		_, hint, _ := strings.Cut(f.Hint, ": ")
+		statement, _, _ := strings.Cut(hint, "…")
+		w.Exec(statement + fmt.Sprint("kept_", i))
+		_, err = w.try()
+	}
+	must.Succeed(t, err)
+	if n := w.snapshot(); n != 0 {
+		t.Errorf("the new outbox has %d rows", n)
+	}
+	w.cfg.Table = "former"
+	w.apply()
+	if n := w.snapshot(); n != 6 {
+		t.Errorf("the former outbox has %d rows", n)
+	}
+	w.confirm(w.Slot)
+	w.apply()
+	if n := w.snapshot(); n != 1 {
+		t.Errorf("its detached partition did not go: it has %d rows", n)
 	}
 }
 
