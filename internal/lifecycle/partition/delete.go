@@ -343,11 +343,16 @@ func (m *Manager) refuse(where string, gone missing) error {
 	default:
 		message += fmt.Sprintf(" has their %s; %s", m.cfg.ID, strings.Join(gone.ids, ", "))
 	}
-	return &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished, Message: message,
-		Hint: fmt.Sprintf("They are older than init, were attached with a partition, written to it when it "+
-			"was detached, or in an accepted gap of the archive; or the stream's limits took their messages "+
-			"before they were compared. Publish them (`outflow repair --check`), "+
-			"or let them go with `outflow partition apply --accept-unpublished %d`", gone.count)}
+	hint := fmt.Sprintf("They are older than init, were attached with a partition, written to it when it "+
+		"was detached, or in an accepted gap of the archive; or the stream's limits took their messages "+
+		"before they were compared. Publish them (`outflow repair --check`), "+
+		"or let them go with `outflow partition apply --accept-unpublished %d`", gone.count)
+	if !gone.crowded.IsZero() {
+		hint += fmt.Sprintf(". More than %d of them were written between two fences, up to %s: of so many "+
+			"it is not noted which they are. So do it before the stream's limits take the messages of other "+
+			"rows of that time, which would count as never published, too", maxMissing, stamp(gone.crowded))
+	}
+	return &outbox.Fault{Class: outbox.Gap, Code: codeUnpublished, Message: message, Hint: hint}
 }
 
 // Autovacuum says how the table's autovacuum is to be set where rows are deleted from it all the time; ""

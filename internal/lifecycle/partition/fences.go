@@ -404,6 +404,7 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 		case accepted:
 			p.Accepted, p.Missing = lacks.count, nil
 		case lacks.count > maxMissing:
+			gone.crowded = p.Sealed
 			continue
 		default:
 			p.Accepted, p.Missing = 0, lacks.hashes

@@ -526,3 +526,42 @@ func TestARowThatWasNeverPublishedTakesNoOthersWithIt(t *testing.T) {
 		})
 	}
 }
+
+// TestRowsBesideManyThatWereNeverPublished count as published when these are, or are accepted, while the
+// stream still has their messages. The refusal says so.
+func TestRowsBesideManyThatWereNeverPublished(t *testing.T) {
+	t.Parallel()
+	for _, accept := range []bool{false, true} {
+		w := newPlain(t, 0)
+		w.cfg.Keep = time.Hour
+		w.insert(0, 2, true)
+		w.insert(0, maxMissing, false)
+		w.settle()
+		_, err := w.remove()
+		f := wantFault(t, err, outbox.Gap, codeUnpublished)
+		if strings.Contains(f.Hint, "between two fences") {
+			t.Errorf("of %d rows it says %q", maxMissing, f.Hint)
+		}
+		w.insert(0, 2, true)
+		w.insert(0, maxMissing+1, false)
+		w.settle()
+		_, err = w.remove()
+		f = wantFault(t, err, outbox.Gap, codeUnpublished)
+		if !strings.Contains(f.Hint, "More than 1000 of them") ||
+			!strings.Contains(f.Hint, "before the stream") {
+			t.Errorf("it says %q", f.Hint)
+		}
+		if accept {
+			w.o.AcceptUnpublished = 2*maxMissing + 1
+		} else {
+			w.publish()
+		}
+		w.mustRemove()
+		w.o.AcceptUnpublished = 0
+		clear(w.published)
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+		if w.mustRemove(); w.rows() != "0" {
+			t.Errorf("accepted %v: %s rows are left", accept, w.rows())
+		}
+	}
+}

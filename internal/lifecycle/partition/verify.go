@@ -140,6 +140,8 @@ type missing struct {
 	ids    []string
 	hashes []string // of a plain table, of at most maxMissing ids
 	aged   int64    // how many more are older than the oldest message, and seen to be published by the fence
+
+	crowded time.Time // when the newest fence was set that has too many for them to be noted; zero: none has
 }
 
 // compare looks for rows that are not published, and if there are none, or as many as are accepted, notes
