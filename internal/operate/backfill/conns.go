@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -190,4 +191,21 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 			Cut: outbox.CutOf(m.Subject(), h),
 		})
 	})
+}
+
+// Others returns the records of the other slots of this database.
+func (l *Conns) Others(ctx context.Context, rd Readings) ([]checkpoint.Other, error) {
+	all, err := l.Store.Others(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the records of other slots: %w", err)
+	}
+	return slices.DeleteFunc(all, func(o checkpoint.Other) bool {
+		return o.Record == nil || o.Record.SystemID != rd.Server.SystemID ||
+			o.Record.Database != rd.Server.Database
+	}), nil
+}
+
+// ReadsTable reports whether, by the record of its slot, another Outflow reads this table.
+func (l *Conns) ReadsTable(o checkpoint.Other) bool {
+	return o.Record.Mapping.Table == l.PGC.Table && !o.Record.LeftBehind()
 }

@@ -152,19 +152,15 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	if rd.Record != nil {
 		o.Repairing = unfinished(rd.Record.Repairing)
 	}
-	others, err := c.l.Store.Others(ctx)
+	others, err := c.l.Others(ctx, rd)
 	if err != nil {
-		return o, fmt.Errorf("read the records of other slots: %w", err)
+		return o, err
 	}
 	for _, other := range others {
-		r := other.Record
-		if r == nil || r.SystemID != rd.Server.SystemID || r.Database != rd.Server.Database {
-			continue
-		}
-		if r.Repairing != "" && o.Repairing == "" {
+		if r := other.Record; r.Repairing != "" && o.Repairing == "" {
 			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
 		}
-		if r.Mapping.Table == c.l.PGC.Table && !r.LeftBehind() {
+		if c.l.ReadsTable(other) {
 			o.Others = append(o.Others, other.Slot)
 		}
 	}

@@ -582,3 +582,52 @@ func TestWhatAStartNeedsIsErasedLater(t *testing.T) {
 	restart()
 	f.MustStop(t)
 }
+
+// TestAnErasureWaitsForEachOutflowOfTheTable: naming its slot in retain.other_slots changes nothing, because
+// it would publish what was erased, to another stream. Slots of others that are named are not waited for.
+func TestAnErasureWaitsForEachOutflowOfTheTable(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	f := harness.NewInstallation(t, pgtest.Server(t), natsURL, "erasing", "SINK_DURABLE_AFTER=0s")
+	second := harness.New(t, f.URL, natsURL, "erasing_too", "SINK_DURABLE_AFTER=0s")
+	second.UseStream(strings.ToUpper(second.Slot))
+	foreign := "debezium_" + f.Slot
+	f.Set("RETAIN_OTHER_SLOTS=" + second.Slot + "," + foreign)
+	f.Init()
+	second.Init()
+	harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", foreign)
+	f.Start()
+	counter := 0
+	settle := func() {
+		counter++
+		harness.Insert(t, f.Conn, "other", counter, "{}")
+		f.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+	}
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	settle()
+	args := []string{"--doc", "gone", "--request", "r", "--yes"}
+	harness.Eventually(t, "only the other Outflow is waited for", func() error {
+		c, said, code := erase(t, f, args...)
+		if code != 1 || !strings.Contains(fmt.Sprint(c.Waiting), "slot "+second.Slot) {
+			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+		}
+		settle()
+		if len(c.Waiting) > 1 {
+			return fmt.Errorf("%v", c.Waiting)
+		}
+		return nil
+	})
+	second.Start()
+	harness.Eventually(t, "the erasure finishes", func() error {
+		settle()
+		second.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+		c, said, code := erase(t, f, args...)
+		if code == 0 && c.Finished != nil {
+			return nil
+		}
+		return fmt.Errorf("exit code %d: %+v\n%s", code, c, said)
+	})
+	second.MustStop(t)
+	f.MustStop(t)
+	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", foreign)
+}
