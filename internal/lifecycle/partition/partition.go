@@ -41,7 +41,7 @@ type Partition struct {
 	State      State
 	Made       bool  // by Outflow, empty
 	AttachXID  int64 // Attach when it was noted; 0: it was not
-	DetachXmin int64 // the oldest transaction that was open when its DETACH began; 0: nobody knows
+	DetachXmin int64 // the oldest transaction that was open when its DETACH began, or 1; 0: nobody knows
 	Fence      outbox.LSN
 	Horizon    int64    // of a plain table's fence
 	Missing    []string // hashes of the ids of its rows that are in no message, if it is verified

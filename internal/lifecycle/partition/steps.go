@@ -269,11 +269,12 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 			if err != nil {
 				return err
 			}
+			if !p.Sealed.IsZero() {
+				sealed.DetachXmin = p.DetachXmin
+			}
 			if late {
 				sealed.Made, sealed.Stream = false, Stream{}
-			}
-			if late || !p.Sealed.IsZero() {
-				sealed.DetachXmin = p.DetachXmin
+				sealed.DetachXmin = max(p.DetachXmin, 1) // 1: nobody knows, so that any row may be late
 			}
 			sealed.State, sealed.System = Sealed, s.System
 			if err := m.note(ctx, tx, &sealed); err != nil {
