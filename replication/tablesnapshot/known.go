@@ -116,9 +116,9 @@ func (l *loader) flush(ctx context.Context) error {
 		for _, n := range []int{1, 0, pgtype.ByteaOID, l.n, 1} { // dimensions, nulls, element, length, base
 			array = binary.BigEndian.AppendUint32(array, uint32(n))
 		}
-		_, l.err = l.conn.PgConn().ExecParams(ctx, "INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest($1)",
-			[][]byte{append(array, l.ids...)}, []uint32{pgtype.ByteaArrayOID},
-			[]int16{pgtype.BinaryFormatCode}, nil).Close()
+		_, l.err = l.conn.PgConn().ExecParams(ctx,
+			"INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest($1)", [][]byte{append(array, l.ids...)},
+			[]uint32{pgtype.ByteaArrayOID}, []int16{pgtype.BinaryFormatCode}, nil).Close()
 		l.ids, l.n = l.ids[:0], 0
 	}
 	return l.err

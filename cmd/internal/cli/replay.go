@@ -42,9 +42,9 @@ with --replay-id.
 Ranges are from..to, both included, either may be left out. Times are RFC 3339, or how long ago: 2h, 7d.
 
 Exit code 0 when all is read, 1 if it was interrupted, a server was lost on the way (run it again with its
---replay-id) or an erasure is at work, 2 for a selection or target that can't be, 3 if nobody has the range any more, it can't be
-known or a server can't be reached, 4 if an object of the archive is lost or damaged, or the stream has other
-messages than the archive, 5 if a row of the table can't be published.`,
+--replay-id) or an erasure is at work, 2 for a selection or target that can't be, 3 if nobody has the range
+any more, it can't be known or a server can't be reached, 4 if an object of the archive is lost or damaged,
+or the stream has other messages than the archive, 5 if a row of the table can't be published.`,
 		Example: "  outflow replay --doc note-17 --to stdout\n" +
 			"  outflow replay --time 2026-01-31T00:00:00Z..2026-02-01T00:00:00Z --to consumer:search " +
 			"--dry-run\n" +

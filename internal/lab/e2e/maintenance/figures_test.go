@@ -136,8 +136,8 @@ func (b *busy) probe(ctx context.Context, table string, into samples) error {
 // archive are; as a CSV file as well, of which scripts/plot-sizes makes a picture, if OUTFLOW_TEST_CSV names
 // one. OUTFLOW_TEST_SECONDS (3600) is for how long: 30 partitions. OUTFLOW_TEST_TURNS (off,on) says how
 // maintain is run in each partition's time by turns, which must be long enough for a segment: one that is not
-// complete when maintain is stopped is given up. In a turn with maintain it does the work of the turns without
-// as well, so let there be few of those: off,service,service,service,service. What it checks is only that the
+// complete when maintain is stopped is given up. In a turn with maintain it does the work of those without as
+// well, so let there be few of these: off,service,service,service,service. What it checks is only that the
 // archive is whole.
 func TestTheFiguresOfMaintainAreMeasured(t *testing.T) {
 	tier.OnlyLong(t, "it measures, and takes an hour of an idle machine")
