@@ -112,8 +112,10 @@ func (l *loader) beat(ctx context.Context) {
 // for the next one. As text the array would take the server several times as long.
 func (l *loader) flush(ctx context.Context) error {
 	if l.err == nil && l.n > 0 {
-		var array []byte                                         // array_recv of PostgreSQL's arrayfuncs.c reads it
-		for _, n := range []int{1, 0, pgtype.ByteaOID, l.n, 1} { // dimensions, nulls, element, length, base
+		// As array_recv in PostgreSQL's arrayfuncs.c reads it: how many dimensions, whether there are NULLs,
+		// the type of an element, how many there are, the index of the first one.
+		var array []byte
+		for _, n := range []int{1, 0, pgtype.ByteaOID, l.n, 1} {
 			array = binary.BigEndian.AppendUint32(array, uint32(n))
 		}
 		_, l.err = l.conn.PgConn().ExecParams(ctx,
