@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -103,10 +104,14 @@ func (s Sequences) With(others ...SequenceRange) Sequences {
 
 // Within returns the sequences of the set from one to another.
 func (s Sequences) Within(from, to uint64) (part Sequences) {
-	for _, r := range s {
-		if r.To >= from && r.From <= to {
-			part = append(part, SequenceRange{max(r.From, from), min(r.To, to)})
+	i, _ := slices.BinarySearchFunc(s, from, func(r SequenceRange, seq uint64) int {
+		return cmp.Compare(r.To, seq)
+	})
+	for _, r := range s[i:] {
+		if r.From > to {
+			break
 		}
+		part = append(part, SequenceRange{max(r.From, from), min(r.To, to)})
 	}
 	return part
 }

@@ -110,20 +110,21 @@ const maxListed = 1 << 18
 
 // text is what is written. One that could not be read back, or whose object could not be, is refused.
 func (m *Manifest) text() ([]byte, error) {
-	text, err := json.Marshal(m)
-	if err == nil && len(m.Erased) > maxListed {
-		text, err = json.Marshal(struct {
+	var what any = m
+	if len(m.Erased) > maxListed {
+		what = struct {
 			*Manifest
 			Erased string `json:"erased"`
-		}{m, m.Erased.String()})
+		}{m, m.Erased.String()}
 	}
-	what, has, most := "manifest", int64(len(text)), int64(maxManifest)
+	text, err := json.Marshal(what)
+	which, has, most := "manifest", int64(len(text)), int64(maxManifest)
 	if m.Bytes > maxObject {
-		what, has, most = "object", m.Bytes, maxObject
+		which, has, most = "object", m.Bytes, maxObject
 	}
 	if err == nil && has > most {
 		err = fmt.Errorf("archive: the %s of messages %d to %d would have %d bytes, and %d are read back: "+
-			"those of segments of a smaller archive.segment_size do not get so large", what, m.First, m.Last,
+			"those of segments of a smaller archive.segment_size do not get so large", which, m.First, m.Last,
 			has, most)
 	}
 	return text, err
