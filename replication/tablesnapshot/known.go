@@ -145,8 +145,17 @@ func knownFault(err error) error {
 
 // Known is the condition that [KnownTable] has the id of a row of the table that FROM calls by that name.
 func Known(table string, id catalog.Column) string {
-	return "EXISTS (SELECT FROM " + KnownTable + " WHERE sum = " +
+	as := otherThan(table)
+	return "EXISTS (SELECT FROM " + KnownTable + " AS " + as + " WHERE " + as + ".sum = " +
 		"substr(sha256(" + bytesOf(table, id) + "), 1, 16))"
+}
+
+// otherThan returns a name for another table, by which a subquery does not hide that one.
+func otherThan(table string) string {
+	if table == "other" {
+		return "another"
+	}
+	return "other"
 }
 
 // HashOf is the IDHash of a row of the table that FROM calls by that name, as a uuid: of the bytes that the

@@ -200,12 +200,13 @@ func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, 
 // with a new table.
 func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) {
 	var differ []string
+	former := otherThan(s.table.Name)
 	for _, name := range q.Columns {
 		now, ok := s.table.Column(name)
 		before, was := s.former.Column(name)
 		if ok && was && now.TypeOID == before.TypeOID { // else the text of a copy may be another one
-			differ = append(differ, fmt.Sprintf("concat(f.%[1]s) <> concat(%[2]s.%[1]s)",
-				postgres.Quote(name), postgres.Quote(s.table.Name)))
+			differ = append(differ, fmt.Sprintf("concat(%[3]s.%[1]s) <> concat(%[2]s.%[1]s)",
+				postgres.Quote(name), postgres.Quote(s.table.Name), former))
 		}
 	}
 	if len(differ) == 0 {
@@ -216,9 +217,9 @@ func (s *Snapshot) CountReused(ctx context.Context, q Query) (n int, err error) 
 		where = "(" + q.Where + "\n)"
 	}
 	err = s.conn.QueryRow(ctx, fmt.Sprintf("SELECT count(*) FROM %s AS %s WHERE %s AND EXISTS (SELECT FROM "+
-		"%s AS f WHERE f.%[5]s = %[2]s.%[5]s AND (%[6]s))",
+		"%s AS %[7]s WHERE %[7]s.%[5]s = %[2]s.%[5]s AND (%[6]s))",
 		s.rows(), postgres.Quote(s.table.Name), where, s.former.Only(), postgres.Quote(q.ID),
-		strings.Join(differ, " OR "))).Scan(&n)
+		strings.Join(differ, " OR "), former)).Scan(&n)
 	if err != nil {
 		return 0, s.rowsFault(q, err)
 	}
