@@ -17,16 +17,10 @@ import (
 )
 
 // refresh reads the manifests that have come, of the archive of the stream that was made then: what was
-// archived of an earlier stream of that name says nothing of this one.
+// archived of an earlier stream of that name says nothing of this one. It looks each time whether what is
+// known is still there: somebody may put an older copy in place of the archive.
 func (c *command) refresh(ctx context.Context, made time.Time) (err error) {
-	if c.archive != nil && c.made.Equal(made) {
-		return c.archive.Refresh(ctx)
-	}
 	c.archive, err = c.known.Load(ctx, c.store, archive.FolderOf(c.cfg.Stream, made), nil)
-	if err != nil {
-		c.archive = nil
-	}
-	c.made = made
 	return err
 }
 

@@ -6,6 +6,7 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -52,10 +53,9 @@ type command struct {
 	log *slog.Logger
 	l   *backfill.Conns
 
-	store   archive.Store    // nil: there is no archive
-	known   *archive.Known   // nil: nothing is known
+	store   archive.Store // nil: there is no archive
+	known   *archive.Known
 	archive *archive.Archive // that of the stream as it was last seen; nil: not read yet
-	made    time.Time        // when that stream was made
 }
 
 // Run plans or applies. The report is nil only where nothing could be found out.
@@ -69,7 +69,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer l.Close()
-	c := &command{cfg: cfg, log: log, l: l, known: o.Known}
+	c := &command{cfg: cfg, log: log, l: l, known: cmp.Or(o.Known, &archive.Known{})}
 	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
