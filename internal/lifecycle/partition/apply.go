@@ -237,8 +237,8 @@ func (m *Manager) registerAll(ctx context.Context, tx pgx.Tx, s *situation) erro
 		switch {
 		case !p.Exists || p.Default || p.Odd != "":
 			continue
-		case p.Attached && (p.State != Detaching || p.reattached()):
-			if p.State != Ahead && p.State != Attached || p.reattached() {
+		case p.Attached: // where its DETACH has failed, too: who detaches it now may be somebody else
+			if p.State != Ahead && p.State != Attached && p.State != Detaching || p.reattached() {
 				p.reset()
 			}
 			p.State, p.AttachXID = Attached, p.Attach
@@ -281,9 +281,10 @@ func (p *Partition) reset() {
 }
 
 // written notes that somebody wrote to a partition that was sealed: nothing but ids shows any more that its
-// rows went through the outbox.
+// rows went through the outbox, also those of other shards.
 func (p *Partition) written() {
 	p.State, p.Made, p.Verified, p.Stream = Detaching, false, nil, Stream{}
+	p.DetachXmin = max(p.DetachXmin, 1)
 }
 
 type execer interface {

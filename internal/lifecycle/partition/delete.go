@@ -152,7 +152,7 @@ func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Colu
 	err error) {
 	err = m.conn.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[7]s AS hash
 			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s)
-		SELECT count(*), ARRAY(SELECT concat(id) FROM gone LIMIT %[5]d),
+		SELECT count(*), ARRAY(SELECT coalesce(id::text, 'NULL') FROM gone LIMIT %[5]d),
 			ARRAY(SELECT hash::text FROM gone LIMIT %[8]d) FROM gone`,
 		postgres.Quote(id.Name), m.root.Quoted(), condition, tablesnapshot.Known("t", id), maxNamed, m.own(),
 		tablesnapshot.HashOf("t", id), maxMissing)).

@@ -272,8 +272,16 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 			if !p.Sealed.IsZero() {
 				sealed.DetachXmin = p.DetachXmin
 			}
-			if late {
+			var brought []string // by subscriptions: rows of other servers, which Outflow leaves out
+			if m.cfg.OwnOnly {
+				if brought, err = catalog.BroughtBy(ctx, tx, m.root.OID); err != nil {
+					return err
+				}
+			}
+			if late || len(brought) > 0 {
 				sealed.Made, sealed.Stream = false, Stream{}
+			}
+			if late {
 				sealed.DetachXmin = max(p.DetachXmin, 1) // 1: nobody knows, so that any row may be late
 			}
 			sealed.State, sealed.System = Sealed, s.System

@@ -208,7 +208,7 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
 			FROM ONLY %[3]s t WHERE NOT %[4]s AND %[6]s)
 		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
-			ARRAY(SELECT concat(id) FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
+			ARRAY(SELECT coalesce(id::text, 'NULL') FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
 		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.Known("t", c), maxNamed,
 		which)).
 		Scan(&gone.count, &gone.aged, &gone.ids)
