@@ -44,7 +44,7 @@ var postgres = []Finding{
 		Title: "max_wal_senders is 0: the server streams to nobody",
 		Hint:  "Set max_wal_senders to 10, for example, and restart PostgreSQL."},
 	{Code: "in_recovery", Severity: Error, Classes: fatal,
-		Title: "The server is a standby, on which nothing can be made",
+		Title: "The server is a standby, on which nothing can be made or locked",
 		Hint:  "Point postgres.url at the primary."},
 	{Code: "write_url", Severity: Critical, Classes: fatal,
 		Title: "postgres.write_url leads to another database than postgres.url",

@@ -32,14 +32,20 @@ func NoneAtWork(ctx context.Context, conn catalog.Querier, root catalog.Table) e
 }
 
 func lock(ctx context.Context, q catalog.Querier, root catalog.Table, function, busy string) error {
-	var got bool
-	err := q.QueryRow(ctx, "SELECT pg_catalog."+function+"($1::int, $2::oid::int8::bit(32)::int)",
-		int32(advisory), root.OID).Scan(&got)
-	if err == nil && !got {
-		err = &outbox.Fault{Class: outbox.Transient, Code: "erase_busy",
+	var standby, got bool
+	err := q.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog."+function+
+		"($1::int, $2::oid::int8::bit(32)::int)", int32(advisory), root.OID).Scan(&standby, &got)
+	switch {
+	case err != nil:
+		return err
+	case standby:
+		return postgres.Fatal(nil, "in_recovery", "Run it with postgres.url pointed at the primary",
+			"table %s: the server is a standby, and a lock there keeps no outflow erase away", root.Quoted())
+	case !got:
+		return &outbox.Fault{Class: outbox.Transient, Code: "erase_busy",
 			Message: fmt.Sprintf(busy, root.Quoted())}
 	}
-	return err
+	return nil
 }
 
 // A process that keeps erasures away tells PostgreSQL so often that it is there. PostgreSQL ends the session

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
@@ -234,16 +235,12 @@ func TestWhatAKilledArchiverLeftBehindTheChainIsErased(t *testing.T) {
 	f.MustStop(t)
 }
 
-// stoppedReplay is a replay of an archive into stream PAST that has published one message, and was stopped.
-// Those of a document come last.
-func stoppedReplay(t *testing.T, name, doc string) (*harness.Installation, *maintainer) {
+// purged is an outflow with an archive, whose stream has only the last of its messages. Those of a document
+// are the last but one.
+func purged(t *testing.T, pg *pgserver.Server, name, doc string) *harness.Installation {
 	t.Helper()
 	const others = 5
-	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), name,
-		"ARCHIVE_URL=file://"+t.TempDir(), "SINK_DURABLE_AFTER=0s")
-	harness.Exec(t, f.Conn, harness.GeneratedKey)
-	f.Init()
-	f.Start()
+	f := newPublishing(t, pg, natstest.Server(t).URL(), name, "ARCHIVE_URL=file://"+t.TempDir())
 	for i := range others {
 		harness.Insert(t, f.Conn, "another", i+1, "{}")
 	}
@@ -252,15 +249,23 @@ func stoppedReplay(t *testing.T, name, doc string) (*harness.Installation, *main
 	s, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
 	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(others+2)))
-	replay := (&retained{Installation: f, t: t}).runs([]string{"replay", "--from", "stream", "--to",
-		"stream:PAST"}, "OUTFLOW_FAILPOINT=stop.replay.published:1")
+	return f
+}
+
+var replayPast = []string{"replay", "--from", "stream", "--to", "stream:PAST"}
+
+// stoppedReplay is a replay of the archive into stream PAST that has published one message, and was stopped.
+func stoppedReplay(t *testing.T, f *harness.Installation, settings ...string) *maintainer {
+	t.Helper()
+	replay := (&retained{Installation: f, t: t}).runs(replayPast, append(settings,
+		"OUTFLOW_FAILPOINT=stop.replay.published:1")...)
 	harness.Eventually(t, "it sleeps", func() error {
 		if !replay.stopped() {
 			return errors.New(replay.log.String())
 		}
 		return nil
 	}, replay.child)
-	return f, replay
+	return replay
 }
 
 // replayed says which subjects a replay has published.
@@ -277,7 +282,8 @@ func replayed(t *testing.T, f *harness.Installation) string {
 func TestWhatAReplayIsAboutToPublishIsErased(t *testing.T) {
 	t.Parallel()
 	const doc = "gone"
-	f, replay := stoppedReplay(t, "erasedreplay", doc)
+	f := purged(t, pgtest.Server(t), "erasedreplay", doc)
+	replay := stoppedReplay(t, f)
 	args := []string{"--doc", doc, "--request", "r", "--copy", "PAST"}
 	if c, said, code := erase(t, f, append(args, "--yes")...); code != 1 ||
 		!strings.Contains(said, "code erase_busy") {
@@ -301,7 +307,8 @@ func TestAReplayThatWasStoppedPublishesNothingThatWasErased(t *testing.T) {
 	t.Parallel()
 	tier.OnlyLong(t, "it waits for a minute")
 	const doc = "gone"
-	f, replay := stoppedReplay(t, "erasedstopped", doc)
+	f := purged(t, pgtest.Server(t), "erasedstopped", doc)
+	replay := stoppedReplay(t, f)
 	tries := 0
 	harness.Eventually(t, "its session has ended", func() error {
 		n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
@@ -319,6 +326,27 @@ func TestAReplayThatWasStoppedPublishesNothingThatWasErased(t *testing.T) {
 	}
 	if all := replayed(t, f); strings.Contains(all, doc) {
 		t.Errorf("the copy has %s\n%s", all, replay.log.String())
+	}
+	f.MustStop(t)
+}
+
+// TestAReplayThatPublishesNeedsThePrimary: an advisory lock of a standby keeps nobody away.
+func TestAReplayThatPublishesNeedsThePrimary(t *testing.T) {
+	t.Parallel()
+	pg := pgtest.Own(t, 0)
+	f := purged(t, pg, "erasedstandby", "gone")
+	standby, err := pg.Standby(t.Context(), "standby", nil)
+	harness.Must(t, err)
+	t.Cleanup(func() { harness.Must(t, standby.Remove()) })
+	database := harness.Value[string](t, f.Conn, "SELECT current_database()::text")
+	replay := (&retained{Installation: f, t: t}).runs(replayPast,
+		"OUTFLOW_POSTGRES_URL="+standby.URL(database))
+	if err := replay.child.Wait(); err == nil || !strings.Contains(replay.log.String(), "code in_recovery") ||
+		!strings.Contains(replay.log.String(), "postgres.url") {
+		t.Errorf("%v\n%s", err, replay.log.String())
+	}
+	if _, err := f.JS.Stream(t.Context(), "PAST"); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("it made the copy: %v", err)
 	}
 	f.MustStop(t)
 }
