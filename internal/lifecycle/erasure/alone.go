@@ -62,10 +62,11 @@ const (
 type Guard struct {
 	conn  *pgx.Conn
 	beat  time.Duration
-	heard atomic.Int64 // Unix time before the last request that PostgreSQL has answered
+	heard atomic.Int64       // Unix time before the last request that PostgreSQL has answered
+	last  context.CancelFunc // lets it ask once more, and no more then
 	stop  context.CancelFunc
-	ended chan struct{} // closed when the session has ended
-	err   error         // why it has
+	ended chan struct{} // closed when it asks no more
+	err   error         // why, unless it was to end
 }
 
 // KeepAway makes sure that no run erases from an outbox until the guard is closed.
@@ -89,18 +90,22 @@ func keepAway(ctx context.Context, target postgres.Target, root catalog.Table, b
 		return nil, err
 	}
 	ctx, g.stop = context.WithCancel(context.WithoutCancel(ctx))
-	go g.watch(ctx)
+	var more context.Context
+	more, g.last = context.WithCancel(ctx)
+	go g.watch(ctx, more)
 	return g, nil
 }
 
-// watch returns when the session has ended.
-func (g *Guard) watch(ctx context.Context) {
+// watch returns when the session has ended, or when PostgreSQL has answered what it was asked after more had
+// ended.
+func (g *Guard) watch(ctx, more context.Context) {
 	defer crash.Guard()
 	defer close(g.ended)
-	for g.err == nil {
-		wait, cancel := context.WithTimeout(ctx, g.beat)
+	for last := false; g.err == nil && !last; {
+		wait, cancel := context.WithTimeout(more, g.beat)
 		_, _ = g.conn.WaitForNotification(wait) // it returns early if the session has ended: Ping says so
 		cancel()
+		last = more.Err() != nil
 		asked := time.Now().Unix()
 		ask, cancel := context.WithTimeout(ctx, beat)
 		if g.err = g.conn.Ping(ask); g.err == nil {
@@ -110,14 +115,19 @@ func (g *Guard) watch(ctx context.Context) {
 	}
 }
 
+// lost says since when an erasure may have run.
+func (g *Guard) lost() error {
+	return fmt.Errorf("the connection to PostgreSQL is lost that kept erasures away: run those again that "+
+		"have ended since %s: %w", time.Unix(g.heard.Load(), 0).UTC().Format(time.RFC3339), g.err)
+}
+
 // Check returns an error if an erasure may have begun since. Where PostgreSQL was not heard for long, because
 // the process or the server stood still, it waits for its answer. It may be called on nil.
 func (g *Guard) Check(ctx context.Context) error {
 	for g != nil {
 		select {
 		case <-g.ended:
-			return fmt.Errorf("the connection to PostgreSQL is lost that kept erasures away: run those "+
-				"again that have ended since: %w", g.err)
+			return g.lost()
 		default:
 		}
 		// by the wall clock, which goes on while the machine sleeps
@@ -136,6 +146,24 @@ func (g *Guard) Check(ctx context.Context) error {
 
 // recheck is how often is looked whether PostgreSQL has answered.
 const recheck = 100 * time.Millisecond
+
+// End is called after the last write. It asks PostgreSQL once more, and returns an error if an erasure may
+// have begun before that. It may be called on nil.
+func (g *Guard) End(ctx context.Context) error {
+	if g == nil {
+		return nil
+	}
+	g.last()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-g.ended:
+	}
+	if g.err != nil {
+		return g.lost()
+	}
+	return nil
+}
 
 // Close lets erasures begin. It may be called on nil.
 func (g *Guard) Close() {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/outbox"
@@ -26,10 +27,15 @@ func (o *erased) alone() error {
 // guard keeps erasures away. An hour is longer than the test.
 func (o *erased) guard(beat, silent time.Duration) *Guard {
 	o.t.Helper()
+	return o.guardAt(o.URL, beat, silent)
+}
+
+func (o *erased) guardAt(url string, beat, silent time.Duration) *Guard {
+	o.t.Helper()
 	l, err := Open(outboxdb.Within(o.t), postgres.Target{URL: o.URL}, o.table, o.Slot)
 	must.Succeed(o.t, err)
 	defer l.Close()
-	g, err := keepAway(outboxdb.Within(o.t), postgres.Target{URL: o.URL}, l.root, beat, silent)
+	g, err := keepAway(outboxdb.Within(o.t), postgres.Target{URL: url}, l.root, beat, silent)
 	must.Succeed(o.t, err)
 	o.t.Cleanup(g.Close)
 	return g
@@ -85,4 +91,22 @@ func TestAGuardIsNotReliedOnForLongerThanPostgreSQLHasHeardOfIt(t *testing.T) {
 	g = o.guard(time.Millisecond, time.Hour)
 	g.heard.Store(0)
 	must.Succeed(t, g.Check(outboxdb.Within(t)))
+}
+
+// TestAGuardAsksOnceMoreAtItsEnd: the server with its lock is cut off, and nobody says so.
+func TestAGuardAsksOnceMoreAtItsEnd(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	must.Succeed(t, o.guard(time.Hour, time.Hour).End(outboxdb.Within(t)))
+	proxy, url, err := faultproxy.To(o.URL)
+	must.Succeed(t, err)
+	t.Cleanup(proxy.Close)
+	g := o.guardAt(url, time.Hour, 2*time.Second)
+	proxy.Mute(faultproxy.ToServer, true)
+	proxy.Mute(faultproxy.ToClient, true)
+	g.heard.Store(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Unix())
+	if err := g.End(outboxdb.Within(t)); err == nil ||
+		!strings.Contains(err.Error(), "ended since 2026-01-02T03:04:05Z") {
+		t.Errorf("%v", err)
+	}
 }

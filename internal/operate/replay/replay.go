@@ -343,7 +343,7 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 		err = r.stream.each(ctx, after, c.sum, write)
 	}
 	if err == nil {
-		err = r.guard.Check(ctx)
+		err = r.guard.End(ctx)
 	}
 	return rep, errors.Join(err, finish())
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
@@ -326,6 +327,29 @@ func TestAReplayThatWasStoppedPublishesNothingThatWasErased(t *testing.T) {
 	}
 	if all := replayed(t, f); strings.Contains(all, doc) {
 		t.Errorf("the copy has %s\n%s", all, replay.log.String())
+	}
+	f.MustStop(t)
+}
+
+// TestAReplayWhoseServerIsGoneSaysSo: the server with its lock is cut off, as when its machine dies and
+// another one takes over. Its sessions end there, and nobody tells the replay.
+func TestAReplayWhoseServerIsGoneSaysSo(t *testing.T) {
+	t.Parallel()
+	tier.OnlyLong(t, "it waits for a minute")
+	const doc = "gone"
+	f := purged(t, pgtest.Server(t), "erasedcut", doc)
+	proxy, url, err := faultproxy.To(f.URL)
+	harness.Must(t, err)
+	t.Cleanup(proxy.Close)
+	replay := stoppedReplay(t, f, "OUTFLOW_POSTGRES_URL="+url)
+	proxy.Mute(faultproxy.ToServer, true)
+	proxy.Mute(faultproxy.ToClient, true)
+	harness.Exec(t, f.Conn, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND "+
+		"mode = 'ShareLock' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+	erased(t, f, "--doc", doc, "--request", "r", "--copy", "PAST")
+	harness.Must(t, replay.child.Signal(syscall.SIGCONT))
+	if err := replay.child.Wait(); err == nil || !strings.Contains(replay.log.String(), "ended since 20") {
+		t.Errorf("%v; the copy has %s\n%s", err, replayed(t, f), replay.log.String())
 	}
 	f.MustStop(t)
 }
