@@ -50,7 +50,7 @@ func lock(ctx context.Context, q catalog.Querier, root catalog.Table, function, 
 
 // A process that keeps erasures away tells PostgreSQL so often that it is there. PostgreSQL ends the session
 // of one that was silent for longer than that: it was stopped, or is cut off. So it relies on the session for
-// less.
+// less. For an answer of PostgreSQL, which may stand still as well, it waits no longer either.
 const (
 	beat   = 15 * time.Second
 	relied = 30 * time.Second
@@ -60,13 +60,13 @@ const (
 // Guard keeps erasures away from an outbox while a process writes what it has read elsewhere than to
 // PostgreSQL. Before each write it asks with Check.
 type Guard struct {
-	conn  *pgx.Conn
-	beat  time.Duration
-	heard atomic.Int64       // Unix time before the last request that PostgreSQL has answered
-	last  context.CancelFunc // lets it ask once more, and no more then
-	stop  context.CancelFunc
-	ended chan struct{} // closed when it asks no more
-	err   error         // why, unless it was to end
+	conn         *pgx.Conn
+	beat, silent time.Duration
+	heard        atomic.Int64       // Unix time before the last request that PostgreSQL has answered
+	last         context.CancelFunc // lets it ask once more, and no more then
+	stop         context.CancelFunc
+	ended        chan struct{} // closed when it asks no more
+	err          error         // why, unless it was to end
 }
 
 // KeepAway makes sure that no run erases from an outbox until the guard is closed.
@@ -80,7 +80,7 @@ func keepAway(ctx context.Context, target postgres.Target, root catalog.Table, b
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{conn: conn, beat: beat, ended: make(chan struct{})}
+	g := &Guard{conn: conn, beat: beat, silent: silent, ended: make(chan struct{})}
 	g.heard.Store(time.Now().Unix())
 	if err = NoneAtWork(ctx, conn, root); err == nil {
 		_, err = conn.Exec(ctx, fmt.Sprintf("SET idle_session_timeout = %d", silent.Milliseconds()))
@@ -107,7 +107,7 @@ func (g *Guard) watch(ctx, more context.Context) {
 		cancel()
 		last = more.Err() != nil
 		asked := time.Now().Unix()
-		ask, cancel := context.WithTimeout(ctx, beat)
+		ask, cancel := context.WithTimeout(ctx, g.silent)
 		if g.err = g.conn.Ping(ask); g.err == nil {
 			g.heard.Store(asked)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/tier"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -109,4 +111,23 @@ func TestAGuardAsksOnceMoreAtItsEnd(t *testing.T) {
 		!strings.Contains(err.Error(), "ended since 2026-01-02T03:04:05Z") {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestAGuardBearsAServerThatStandsStill for as long as PostgreSQL bears a guard that does.
+func TestAGuardBearsAServerThatStandsStill(t *testing.T) {
+	t.Parallel()
+	tier.OnlyLong(t, "a server stands still for longer than a beat")
+	o := newOutbox(t)
+	g := o.guard(time.Millisecond, time.Hour)
+	pid := int(g.conn.PgConn().PID())
+	must.Succeed(t, syscall.Kill(pid, syscall.SIGSTOP))
+	stopped := time.Now()
+	await.Until(t, "it stands still", func() error {
+		if time.Since(stopped) < beat+2*time.Second {
+			return errors.New("a beat is not over")
+		}
+		return nil
+	})
+	must.Succeed(t, syscall.Kill(pid, syscall.SIGCONT))
+	must.Succeed(t, g.End(outboxdb.Within(t)))
 }
