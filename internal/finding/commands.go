@@ -107,7 +107,8 @@ var commands = []Finding{
 	{Code: "erase_room", Severity: Error, Classes: fatal,
 		Title: "The stream has no room to note more erased messages",
 		Hint: "Let messages leave the front of the stream (`outflow stream apply`), then run the erasure " +
-			"again. A restore takes fewer messages: `outflow archive restore --from SEQUENCE`.",
+			"again. A restore takes fewer messages: remove what it has made (`nats stream rm`), then " +
+			"`outflow archive restore --from SEQUENCE`.",
 		Runbook: "[What consumers see](erasure.md#consumers)."},
 	{Code: "erase_server", Severity: Error, Classes: gap,
 		Title: "The erasure was begun on another database cluster, or the database was put back",

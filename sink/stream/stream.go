@@ -215,9 +215,12 @@ func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
 			all = all.Within(removed[len(removed)-1].To, math.MaxUint64)
 		}
 		if text = all.String(); len(text) > maxErased {
-			return fatal("erase_room", fmt.Sprintf("stream %s: there is no room in its metadata to note %d "+
-				"erased messages", s.name, all.Count()), "Let messages leave the front of the stream "+
-				"(`outflow stream apply`), then go on.", nil)
+			hint := "Let messages leave the front of the stream (`outflow stream apply`), then go on."
+			if info.Config.Metadata[MetadataRestoring] != "" {
+				hint = fmt.Sprintf("`nats stream rm %s`, then restore what is behind some of them: `outflow "+
+					"archive restore --from %d`.", s.name, roomFrom(all))
+			}
+			return s.noRoom(all, hint)
 		}
 	}
 	if len(was) > 0 && was.String() == text {
@@ -234,6 +237,17 @@ func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
 		c["metadata"], err = json.Marshal(metadata)
 		return err
 	})
+}
+
+func (s *Stream) noRoom(all outbox.Sequences, hint string) error {
+	return fatal("erase_room", fmt.Sprintf("stream %s: there is no room in its metadata to note %d erased "+
+		"messages", s.name, all.Count()), hint, nil)
+}
+
+// roomFrom is the sequence from which on there is room for all that was erased, of which there is too much.
+func roomFrom(all outbox.Sequences) uint64 {
+	fit := sort.Search(len(all), func(i int) bool { return len(all[i:].String()) <= maxErased })
+	return all[fit-1].To + 1
 }
 
 // update changes the stream's configuration as the server gave it.
@@ -269,12 +283,8 @@ func (s *Stream) create(ctx context.Context, o Options) error {
 		cfg.Metadata = map[string]string{MetadataRestoring: o.Restoring}
 		cfg.DuplicateWindow = RestoreWindow
 		if text := o.Erased.String(); len(text) > maxErased {
-			fit := sort.Search(len(o.Erased), func(i int) bool {
-				return len(o.Erased[i:].String()) <= maxErased
-			})
-			return fatal("erase_room", fmt.Sprintf("stream %s: there is no room in its metadata to note %d "+
-				"erased messages", s.name, o.Erased.Count()), fmt.Sprintf("Restore what is behind some of "+
-				"them: `outflow archive restore --from %d`. Nothing was made.", o.Erased[fit-1].To+1), nil)
+			return s.noRoom(o.Erased, fmt.Sprintf("Restore what is behind some of them: `outflow archive "+
+				"restore --from %d`. Nothing was made.", roomFrom(o.Erased)))
 		} else if text != "" {
 			cfg.Metadata[outbox.MetadataErased] = text
 		}

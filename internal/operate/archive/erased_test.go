@@ -5,7 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -79,22 +81,9 @@ func TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap(t *testing.T) {
 	w.publish(9)
 	w.confirm(9)
 	w.mustRun(Options{Now: true})
-	made, kill := context.WithCancel(t.Context())
-	_, err := Restore(made, w.cfg, slog.New(slog.DiscardHandler), RestoreOptions{To: "AGAIN",
-		Hit: func(string) { kill() }})
-	if !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
-	}
-	store, err := open(t.Context(), w.cfg)
-	must.Succeed(t, err)
-	defer func() { must.Succeed(t, store.Close()) }()
-	a, _, err := find(t.Context(), w.cfg, store, "")
-	must.Succeed(t, err)
-	_, err = a.Erase(t.Context(), archive.Erasing{Request: "r", Is: func(m *archive.Message) (bool, error) {
-		return m.Seq == 5, nil
-	}})
-	must.Succeed(t, err)
-	_, err = w.restore(RestoreOptions{To: "AGAIN"})
+	w.killRestore("restore.made", 1)
+	w.eraseArchived(func(seq uint64) bool { return seq == 5 })
+	_, err := w.restore(RestoreOptions{To: "AGAIN"})
 	must.Succeed(t, err)
 	restored, err := w.js.Stream(t.Context(), "AGAIN")
 	must.Succeed(t, err)
@@ -102,4 +91,56 @@ func TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap(t *testing.T) {
 	if info.Config.Metadata[outbox.MetadataErased] != "5" || info.State.Msgs != 8 || info.State.LastSeq != 9 {
 		t.Errorf("restored as %+v, %v", info.State, info.Config.Metadata)
 	}
+}
+
+// TestARestoreThatHasNoRoomForWhatWasErasedMeanwhileSaysWhatToDo: nothing leaves the front of a stream
+// that is being restored.
+func TestARestoreThatHasNoRoomForWhatWasErasedMeanwhileSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const last = 130_001
+	w.fill(func(s *archive.Segment) {
+		for seq := uint64(1); seq <= last; seq++ {
+			must.Succeed(t, s.Add(&archive.Message{Seq: seq, Time: time.Unix(int64(seq), 0),
+				Subject: "outbox.doc", Data: []byte("{}")}))
+		}
+	})
+	w.killRestore("restore.made", 1)
+	w.eraseArchived(func(seq uint64) bool { return seq%2 == 0 })
+	_, err := w.restore(RestoreOptions{To: "AGAIN"})
+	w.wantFault(err, "erase_room")
+	if hint := outbox.FaultOf(err).Hint; !strings.Contains(hint, "`nats stream rm AGAIN`") ||
+		!strings.Contains(hint, "--from 27605`") {
+		t.Error(hint)
+	}
+}
+
+// killRestore ends a restore into stream AGAIN when it comes to a point for the n-th time.
+func (w *world) killRestore(point string, n int) {
+	w.t.Helper()
+	ctx, kill := context.WithCancel(w.t.Context())
+	_, err := Restore(ctx, w.cfg, slog.New(slog.DiscardHandler), RestoreOptions{To: "AGAIN",
+		Hit: func(at string) {
+			if at == point {
+				if n--; n == 0 {
+					kill()
+				}
+			}
+		}})
+	if !errors.Is(err, context.Canceled) {
+		w.t.Fatal(err)
+	}
+}
+
+// eraseArchived erases messages from the archive.
+func (w *world) eraseArchived(is func(seq uint64) bool) {
+	w.t.Helper()
+	store, err := open(w.t.Context(), w.cfg)
+	must.Succeed(w.t, err)
+	defer func() { must.Succeed(w.t, store.Close()) }()
+	a, _, err := find(w.t.Context(), w.cfg, store, "")
+	must.Succeed(w.t, err)
+	_, err = a.Erase(w.t.Context(), archive.Erasing{Request: "r",
+		Is: func(m *archive.Message) (bool, error) { return is(m.Seq), nil }})
+	must.Succeed(w.t, err)
 }
