@@ -3,6 +3,7 @@ package archive
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"strings"
@@ -112,6 +113,48 @@ func TestARestoreThatHasNoRoomForWhatWasErasedMeanwhileSaysWhatToDo(t *testing.T
 	if hint := outbox.FaultOf(err).Hint; !strings.Contains(hint, "`nats stream rm AGAIN`") ||
 		!strings.Contains(hint, "--from 27605`") {
 		t.Error(hint)
+	}
+}
+
+// TestWhatIsErasedBetweenTwoRunsOfARestoreMustNotBeInTheStream: nor may the stream begin with it.
+func TestWhatIsErasedBetweenTwoRunsOfARestoreMustNotBeInTheStream(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		point  string
+		n      int
+		erased uint64
+		fault  bool
+	}{
+		{"restore.made", 1, 9, false}, {"restore.made", 1, 1, true}, {"restore.message", 3, 2, true},
+		{"restore.published", 1, 1, true}, {"restore.purged", 1, 9, true},
+	} {
+		t.Run(fmt.Sprint(c.point, c.erased), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.publish(9)
+			w.confirm(9)
+			w.mustRun(Options{Now: true})
+			w.killRestore(c.point, c.n)
+			w.eraseArchived(func(seq uint64) bool { return seq == c.erased })
+			_, err := w.restore(RestoreOptions{To: "AGAIN"})
+			if c.fault {
+				w.wantFault(err, "archive_differs")
+				f := outbox.FaultOf(err)
+				if !strings.Contains(f.Message, "since then 1 of its messages up to") ||
+					!strings.Contains(f.Hint, "`nats stream rm AGAIN`") {
+					t.Error(f)
+				}
+				must.Succeed(t, w.js.DeleteStream(t.Context(), "AGAIN"))
+				_, err = w.restore(RestoreOptions{To: "AGAIN"})
+			}
+			must.Succeed(t, err)
+			again, err := w.js.Stream(t.Context(), "AGAIN")
+			must.Succeed(t, err)
+			st := again.CachedInfo().State
+			if st.Msgs != 8 || st.LastSeq != 9 || (st.FirstSeq == 1) == (c.erased == 1) {
+				t.Errorf("%+v", st)
+			}
+		})
 	}
 }
 

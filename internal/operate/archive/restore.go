@@ -233,6 +233,13 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	case st.Restoring != done.Folder:
 		return exists(r.name, fmt.Sprintf("stream %s is being restored from %s", r.name, st.Restoring))
 	}
+	to := max(st.LastSeq, done.First-1) // the archive may begin later than the stream
+	if n := r.erasedSince(max(info.FirstSeq, 1), to, st.Erased); n > 0 {
+		return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeDiffers,
+			Message: fmt.Sprintf("stream %s is being restored: since then %d of its messages up to %d were "+
+				"erased from the archive", r.name, n, to),
+			Hint: fmt.Sprintf("`nats stream rm %s`, then restore again", r.name)}
+	}
 	if len(r.erased) > 0 { // some perhaps since a run before this one made the stream
 		if err := r.s.NoteErased(ask, r.erased); err != nil {
 			return err
@@ -264,6 +271,16 @@ func (r *restore) run(ctx context.Context, cfg config.Config, done *Restored) er
 	}
 	r.hit("restore.published")
 	return r.finish(ctx, done)
+}
+
+// erasedSince is how many sequences from one to another were erased beside those that the stream's metadata
+// have.
+func (r *restore) erasedSince(from, to uint64, noted outbox.Sequences) uint64 {
+	if from > to {
+		return 0
+	}
+	noted = noted.Within(from, to)
+	return noted.With(r.erased.Within(from, to)...).Count() - noted.Count()
 }
 
 func (r *restore) tail(ctx context.Context) (relay.StreamState, error) {
