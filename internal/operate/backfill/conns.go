@@ -205,7 +205,11 @@ func (l *Conns) Others(ctx context.Context, rd Readings) ([]checkpoint.Other, er
 	}), nil
 }
 
-// ReadsTable reports whether, by the record of its slot, another Outflow reads this table.
+// ReadsTable reports whether, by the record of its slot, another Outflow reads this table. The record has the
+// table's former name until init is run again, and that of an older build has no OID. A table that was
+// dropped and made again has another OID, and the other's slot may bring its rows.
 func (l *Conns) ReadsTable(o checkpoint.Other) bool {
-	return o.Record.Mapping.Table == l.PGC.Table && !o.Record.LeftBehind()
+	same := o.Record.Mapping.Table == l.PGC.Table ||
+		o.Record.Publication.TableOID != 0 && o.Record.Publication.TableOID == l.Layout.Table.OID
+	return same && !o.Record.LeftBehind()
 }

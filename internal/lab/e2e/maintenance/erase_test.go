@@ -631,3 +631,68 @@ func TestAnErasureWaitsForEachOutflowOfTheTable(t *testing.T) {
 	f.MustStop(t)
 	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", foreign)
 }
+
+// TestAnErasureWaitsForAnOutflowWhoseTableHasAnotherName: its record has the name that the table had before,
+// until init is run for it as well.
+func TestAnErasureWaitsForAnOutflowWhoseTableHasAnotherName(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	f := harness.NewInstallation(t, pgtest.Server(t), natsURL, "renaming", "SINK_DURABLE_AFTER=0s")
+	second := beside(t, f, natsURL)
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	harness.Exec(t, f.Conn, "CREATE SCHEMA notes; ALTER TABLE outbox SET SCHEMA notes; ALTER TABLE "+
+		"notes.outbox RENAME TO note_events; CREATE VIEW public.outbox AS SELECT * FROM notes.note_events")
+	f.Set("TABLE=notes.note_events")
+	f.Init()
+	f.Start()
+	blocked(t, f, second)
+	second.Set("TABLE=notes.note_events")
+	second.Init()
+	second.Start()
+	finishes(t, f, second)
+	second.MustStop(t)
+	f.MustStop(t)
+}
+
+// beside returns a second installation that reads the table of the first, which names its slot among those
+// that do not count.
+func beside(t *testing.T, f *harness.Installation, natsURL string) *harness.Outflow {
+	t.Helper()
+	second := harness.New(t, f.URL, natsURL, f.Slot+"_too", "SINK_DURABLE_AFTER=0s")
+	second.UseStream(strings.ToUpper(second.Slot))
+	f.Set("RETAIN_OTHER_SLOTS=" + second.Slot)
+	f.Init()
+	second.Init()
+	return second
+}
+
+// blocked begins the erasure of document gone, until only the other slot is waited for.
+func blocked(t *testing.T, f *harness.Installation, second *harness.Outflow) {
+	t.Helper()
+	settle(t, f)
+	harness.Eventually(t, "only the other Outflow is waited for", func() error {
+		c, said, code := erase(t, f, "--doc", "gone", "--request", "r", "--yes")
+		if code != 1 || !strings.Contains(fmt.Sprint(c.Waiting), "slot "+second.Slot) {
+			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+		}
+		settle(t, f)
+		if len(c.Waiting) > 1 {
+			return fmt.Errorf("%v", c.Waiting)
+		}
+		return nil
+	})
+}
+
+// finishes ends that erasure, while both run.
+func finishes(t *testing.T, f *harness.Installation, second *harness.Outflow) {
+	t.Helper()
+	harness.Eventually(t, "the erasure finishes", func() error {
+		settle(t, f)
+		second.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+		c, said, code := erase(t, f, "--doc", "gone", "--request", "r", "--yes")
+		if code == 0 && c.Finished != nil {
+			return nil
+		}
+		return fmt.Errorf("exit code %d: %+v\n%s", code, c, said)
+	})
+}

@@ -109,6 +109,40 @@ func TestOldPartitionsGoWhenTheStreamHasThem(t *testing.T) {
 	r.MustStop(t)
 }
 
+// TestRowsWaitForAnOutflowWhoseTableHasAnotherName: its record has the name that the table had before, until
+// init is run for it as well.
+func TestRowsWaitForAnOutflowWhoseTableHasAnotherName(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	r := newRetainedAt(t, pgtest.Server(t), natsURL, "rowsrenamed")
+	second := beside(t, r.Installation, natsURL)
+	r.write(1, 20)
+	harness.Exec(t, r.Conn, "CREATE SCHEMA notes; ALTER TABLE outbox SET SCHEMA notes; ALTER TABLE "+
+		"notes.outbox RENAME TO note_events; CREATE VIEW public.outbox AS SELECT * FROM notes.note_events")
+	r.Set("TABLE=notes.note_events")
+	r.Init()
+	r.Start()
+	r.settle()
+	r.MustContain("before the other", r.MustRun("partition", "apply"), "slot "+second.Slot+" has confirmed",
+		"by its record it reads this table")
+	r.settle()
+	r.MustRun("partition", "apply")
+	if got := r.left(); !strings.Contains(got, "day_1") {
+		t.Fatalf("left: %s", got)
+	}
+	second.Set("TABLE=notes.note_events")
+	second.Init()
+	second.Start()
+	second.AwaitConfirmed(r.Conn, harness.WALEnd(t, r.Conn))
+	r.settle()
+	r.MustRun("partition", "apply")
+	if got := r.left(); got != "" {
+		t.Fatalf("left: %s", got)
+	}
+	second.MustStop(t)
+	r.MustStop(t)
+}
+
 // TestRepairReadsPartitionsThatAreDetached: while they wait for their end, a repair finds their rows.
 func TestRepairReadsPartitionsThatAreDetached(t *testing.T) {
 	t.Parallel()
