@@ -33,6 +33,7 @@ type Other struct {
 	Stream string
 	Slot   string
 	Record *Record // nil: it can't be read
+	Err    error   // why it can't
 }
 
 // others reads the records of other slots in the same bucket.
@@ -51,7 +52,7 @@ func (s *Store) others(ctx context.Context) (all []Other, err error) {
 			return nil, err
 		}
 		if rec != nil || err != nil {
-			all = append(all, Other{Stream: s.cfg.Stream, Slot: slot, Record: rec})
+			all = append(all, Other{Stream: s.cfg.Stream, Slot: slot, Record: rec, Err: err})
 		}
 	}
 	return all, nil
@@ -61,7 +62,8 @@ func (s *Store) others(ctx context.Context) (all []Other, err error) {
 const maxBuckets = 1000
 
 // Others reads the records of all other slots that publish to streams of the same account, those of the same
-// stream first. It needs the right to list streams.
+// stream first. What can't be read may be of a bucket that only has a like name. It needs the right to list
+// streams.
 func (s *Store) Others(ctx context.Context) ([]Other, error) {
 	all, err := s.others(ctx)
 	if err != nil {
@@ -91,8 +93,7 @@ func (s *Store) Others(ctx context.Context) ([]Other, error) {
 		if err != nil {
 			return nil, err
 		}
-		// what can't be read in a bucket that only has a like name is none of Outflow's
-		all = append(all, slices.DeleteFunc(more, func(o Other) bool { return o.Record == nil })...)
+		all = append(all, more...)
 	}
 	return all, nil
 }

@@ -444,11 +444,12 @@ func (l *Ledger) Finish(ctx context.Context, r *Record, certificate any) error {
 	return nil
 }
 
-// Behind names the slots that have not confirmed the cut, less others.
-func (l *Ledger) Behind(ctx context.Context, cut outbox.LSN, others []string) (behind []string, err error) {
-	slots, err := partition.ReadSlots(ctx, l.conn, others)
+// Behind names the slots that have not confirmed the cut, of those that count.
+func (l *Ledger) Behind(ctx context.Context, cut outbox.LSN, readers partition.Readers, named []string) (
+	behind []string, err error) {
+	slots, err := partition.ReadSlots(ctx, l.conn, nil)
 	own := false
-	for _, s := range slots {
+	for _, s := range readers.Counting(slots, l.slot, named) {
 		own = own || s.Name == l.slot
 		if s.Confirmed < cut {
 			behind = append(behind, s.Behind(cut))

@@ -82,6 +82,30 @@ func TestASlotThatDoesNotCountIsNotWaitedFor(t *testing.T) {
 	}
 }
 
+// TestAnOutflowWhoseRecordCannotBeReadIsWaitedFor: it may read the table. Nothing is known of one without a
+// slot.
+func TestAnOutflowWhoseRecordCannotBeReadIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	other := w.Slot + "_other"
+	w.slot(other)
+	w.insert(0, 3, true)
+	w.out.Unread = map[string]string{other: "the record has version 99", "gone": "it is corrupt"}
+	w.cfg.OtherSlots = []string{other}
+	w.apply()
+	w.confirm(w.Slot)
+	wantWhy(t, w.apply(), 0, "slot "+other+" has confirmed", "although retain.other_slots names it",
+		"the record has version 99")
+	if !w.exists(0) {
+		t.Fatal("it is gone, and an Outflow may not have read it")
+	}
+	w.confirm(other)
+	w.apply()
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
+	}
+}
+
 // TestAnOutflowThatReadsTheTableIsWaitedFor: naming its slot among those that do not count changes nothing.
 // Once the slot is gone it does: then the record alone is left.
 func TestAnOutflowThatReadsTheTableIsWaitedFor(t *testing.T) {

@@ -317,10 +317,7 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	if err != nil {
 		return nil, err
 	}
-	f.Slots = slices.DeleteFunc(f.Slots, func(s Slot) bool {
-		return slices.Contains(m.cfg.OtherSlots, s.Name) && s.Name != m.cfg.Slot &&
-			!slices.Contains(f.Others, s.Name)
-	})
+	f.Slots = f.Counting(f.Slots, m.cfg.Slot, m.cfg.OtherSlots)
 	f.Stream.Created = f.Stream.Created.Truncate(time.Microsecond) // as PostgreSQL keeps it
 	var wal string
 	err = q.QueryRow(ctx, `SELECT clock_timestamp(), pg_current_wal_insert_lsn()::text,

@@ -26,7 +26,7 @@ type Config struct {
 	Size int64
 	Rows int64
 
-	OtherSlots  []string      // slots that do not count, unless by a record an Outflow reads this table by it
+	OtherSlots  []string      // slots that do not count, unless an Outflow reads this table by it, or may
 	LockTimeout time.Duration // how long a lock on the outbox is waited for each time; 0: 2 s
 	Archive     bool          // there is one; Keep does not count then, if all rows go to this stream
 
@@ -46,14 +46,47 @@ type Slot struct {
 	Confirmed outbox.LSN
 	Active    bool
 	Lost      string // why it can't be read any more; "": it can
+	Counts    string // why it counts although retain.other_slots names it; "": it does not
 }
 
 // Outside is what others know: the checkpoint record and the stream.
 type Outside struct {
-	Repairing string   // what is under way by a record; "": nothing
-	Others    []string // the slots that read the table, by the records of other Outflows: of shards
-	Stream    Stream
-	Archive   Reach
+	Repairing string // what is under way by a record; "": nothing
+	Readers
+	Stream  Stream
+	Archive Reach
+}
+
+// Readers are slots of other Outflows, of shards among them.
+type Readers struct {
+	Others []string          // those that read the table, by their records
+	Unread map[string]string // those that may, and why their records can't be read
+}
+
+// Counting leaves those of all slots that count: all but those that are named in retain.other_slots. Of these
+// the own one counts, and those of Outflows that read the table, or may.
+func (r Readers) Counting(all []Slot, own string, named []string) []Slot {
+	all = slices.DeleteFunc(all, func(s Slot) bool {
+		return slices.Contains(named, s.Name) && s.Name != own && r.counts(s.Name) == ""
+	})
+	for i, s := range all {
+		if slices.Contains(named, s.Name) {
+			all[i].Counts = r.counts(s.Name)
+		}
+	}
+	return all
+}
+
+func (r Readers) counts(slot string) string {
+	why, unread := r.Unread[slot]
+	switch {
+	case slices.Contains(r.Others, slot):
+		return "by its record it reads this table; uninstall that Outflow if nobody needs it"
+	case unread:
+		return fmt.Sprintf("it may read this table, and %s; run the newest version of outflow, or repair or "+
+			"uninstall that Outflow", why)
+	}
+	return ""
 }
 
 // Reach is how far the archive of the stream has come. Its LSNs are of the WAL of this server: those of
@@ -132,16 +165,11 @@ var clauses = []clause{
 		}
 		return ""
 	}},
-	{"slots", func(c *Config, f *Facts, p *Partition) string {
+	{"slots", func(_ *Config, f *Facts, p *Partition) string {
 		var behind []string
 		for _, s := range f.Slots {
 			if s.Confirmed < p.Fence {
-				why := s.Behind(p.Fence)
-				if slices.Contains(c.OtherSlots, s.Name) {
-					why += " (it counts although retain.other_slots names it: by its record it reads this " +
-						"table; uninstall that Outflow if nobody needs it)"
-				}
-				behind = append(behind, why)
+				behind = append(behind, s.Behind(p.Fence))
 			}
 		}
 		return strings.Join(behind, ", ")
@@ -199,6 +227,9 @@ func (s Slot) Behind(fence outbox.LSN) string {
 		why += " (it is lost: " + s.Lost + ")"
 	case !s.Active:
 		why += " (nobody reads it)"
+	}
+	if s.Counts != "" {
+		why += " (it counts although retain.other_slots names it: " + s.Counts + ")"
 	}
 	return why
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -193,22 +194,36 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	})
 }
 
-// Others returns the records of the other slots of this database.
+// Others returns the records of the other slots of this database, and those that can't be read.
 func (l *Conns) Others(ctx context.Context, rd Readings) ([]checkpoint.Other, error) {
 	all, err := l.Store.Others(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the records of other slots: %w", err)
 	}
 	return slices.DeleteFunc(all, func(o checkpoint.Other) bool {
-		return o.Record == nil || o.Record.SystemID != rd.Server.SystemID ||
-			o.Record.Database != rd.Server.Database
+		return o.Record != nil && (o.Record.SystemID != rd.Server.SystemID ||
+			o.Record.Database != rd.Server.Database)
 	}), nil
 }
 
-// ReadsTable reports whether, by the record of its slot, another Outflow reads this table. The record has the
+// Readers are the slots of the others that read this table, or may.
+func (l *Conns) Readers(others []checkpoint.Other) partition.Readers {
+	r := partition.Readers{Unread: map[string]string{}}
+	for _, o := range others {
+		switch {
+		case o.Record == nil:
+			r.Unread[o.Slot] = outbox.FaultOf(o.Err).Message
+		case l.readsTable(o):
+			r.Others = append(r.Others, o.Slot)
+		}
+	}
+	return r
+}
+
+// readsTable reports whether, by the record of its slot, another Outflow reads this table. The record has the
 // table's former name until init is run again, and that of an older build has no OID. A table that was
 // dropped and made again has another OID, and the other's slot may bring its rows.
-func (l *Conns) ReadsTable(o checkpoint.Other) bool {
+func (l *Conns) readsTable(o checkpoint.Other) bool {
 	same := o.Record.Mapping.Table == l.PGC.Table ||
 		o.Record.Publication.TableOID != 0 && o.Record.Publication.TableOID == l.Layout.Table.OID
 	return same && !o.Record.LeftBehind()

@@ -9,13 +9,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
@@ -389,30 +387,20 @@ func pause(ctx context.Context, until time.Time) (bool, error) {
 	}
 }
 
-// exempt are the slots that need not confirm the cut: those of retain.other_slots, but for those by which
-// another Outflow reads the table, by its record.
-func (c *command) exempt(ctx context.Context) ([]string, error) {
-	named := slices.Clone(c.cfg.Retain.OtherSlots)
-	if len(named) == 0 {
-		return nil, nil
-	}
-	others, err := c.l.Others(ctx, c.rd)
-	return slices.DeleteFunc(named, func(slot string) bool {
-		return slices.ContainsFunc(others, func(o checkpoint.Other) bool {
-			return o.Slot == slot && c.l.ReadsTable(o)
-		})
-	}), err
-}
-
 // slots waits until every slot has confirmed the cut.
 func (c *command) slots(ctx context.Context, until time.Time) (bool, error) {
-	exempt, err := c.exempt(ctx)
-	if err != nil {
-		return false, err
+	var readers partition.Readers
+	named := c.cfg.Retain.OtherSlots
+	if len(named) > 0 {
+		others, err := c.l.Others(ctx, c.rd)
+		if err != nil {
+			return false, err
+		}
+		readers = c.l.Readers(others)
 	}
 	defer progress.Wait(ctx, fmt.Sprintf("waiting until every slot has confirmed %v", c.rec.Cut))()
 	for {
-		behind, err := c.ledger.Behind(ctx, c.rec.Cut, exempt)
+		behind, err := c.ledger.Behind(ctx, c.rec.Cut, readers, named)
 		if err != nil || len(behind) == 0 {
 			return err == nil, err
 		}

@@ -157,13 +157,11 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 		return o, err
 	}
 	for _, other := range others {
-		if r := other.Record; r.Repairing != "" && o.Repairing == "" {
+		if r := other.Record; r != nil && r.Repairing != "" && o.Repairing == "" {
 			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
 		}
-		if c.l.ReadsTable(other) {
-			o.Others = append(o.Others, other.Slot)
-		}
 	}
+	o.Readers = c.l.Readers(others)
 	if rd.Stream.Exists {
 		o.Stream = partition.Stream{Created: rd.Stream.Created, LastSeq: rd.Stream.LastSeq}
 		if c.store != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	consume "github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
@@ -645,13 +646,50 @@ func TestAnErasureWaitsForAnOutflowWhoseTableHasAnotherName(t *testing.T) {
 	f.Set("TABLE=notes.note_events")
 	f.Init()
 	f.Start()
-	blocked(t, f, second)
+	blocked(t, f, second, "by its record it reads this table")
 	second.Set("TABLE=notes.note_events")
 	second.Init()
 	second.Start()
 	finishes(t, f, second)
 	second.MustStop(t)
 	f.MustStop(t)
+}
+
+// TestAnErasureWaitsForAnOutflowWhoseRecordCannotBeRead, as one that a newer build has written.
+func TestAnErasureWaitsForAnOutflowWhoseRecordCannotBeRead(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	f := harness.NewInstallation(t, pgtest.Server(t), natsURL, "unread", "SINK_DURABLE_AFTER=0s")
+	second := beside(t, f, natsURL)
+	readable := unread(t, f, second)
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	f.Start()
+	blocked(t, f, second, "the checkpoint record has version 99")
+	readable()
+	second.Start()
+	finishes(t, f, second)
+	second.MustStop(t)
+	f.MustStop(t)
+}
+
+// unread lets a newer build have written the record of the second, until what it returns is called.
+func unread(t *testing.T, f *harness.Installation, second *harness.Outflow) (readable func()) {
+	t.Helper()
+	kv, err := f.JS.KeyValue(t.Context(), checkpoint.Bucket(second.Stream))
+	harness.Must(t, err)
+	was, err := kv.Get(t.Context(), second.Slot)
+	harness.Must(t, err)
+	doc := map[string]any{}
+	harness.Must(t, json.Unmarshal(was.Value(), &doc))
+	doc["v"] = 99
+	changed, err := json.Marshal(doc)
+	harness.Must(t, err)
+	put := func(doc []byte) {
+		_, err := kv.Put(t.Context(), second.Slot, doc)
+		harness.Must(t, err)
+	}
+	put(changed)
+	return func() { put(was.Value()) }
 }
 
 // beside returns a second installation that reads the table of the first, which names its slot among those
@@ -666,13 +704,14 @@ func beside(t *testing.T, f *harness.Installation, natsURL string) *harness.Outf
 	return second
 }
 
-// blocked begins the erasure of document gone, until only the other slot is waited for.
-func blocked(t *testing.T, f *harness.Installation, second *harness.Outflow) {
+// blocked begins the erasure of document gone, until only the other slot is waited for, and says why.
+func blocked(t *testing.T, f *harness.Installation, second *harness.Outflow, why string) {
 	t.Helper()
 	settle(t, f)
 	harness.Eventually(t, "only the other Outflow is waited for", func() error {
 		c, said, code := erase(t, f, "--doc", "gone", "--request", "r", "--yes")
-		if code != 1 || !strings.Contains(fmt.Sprint(c.Waiting), "slot "+second.Slot) {
+		waiting := fmt.Sprint(c.Waiting)
+		if code != 1 || !strings.Contains(waiting, "slot "+second.Slot) || !strings.Contains(waiting, why) {
 			t.Fatalf("exit code %d: %+v\n%s", code, c, said)
 		}
 		settle(t, f)

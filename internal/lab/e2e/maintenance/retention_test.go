@@ -109,6 +109,35 @@ func TestOldPartitionsGoWhenTheStreamHasThem(t *testing.T) {
 	r.MustStop(t)
 }
 
+// waitsFor runs, and sees that rows stay because the other has not confirmed them, and that this says why it
+// counts.
+func (r *retained) waitsFor(second *harness.Outflow, why ...string) {
+	r.t.Helper()
+	r.Start()
+	r.settle()
+	r.MustContain("before the other", r.MustRun("partition", "apply"),
+		append(why, "slot "+second.Slot+" has confirmed")...)
+	r.settle()
+	r.MustRun("partition", "apply")
+	if got := r.left(); !strings.Contains(got, "day_1") {
+		r.t.Fatalf("left: %s", got)
+	}
+}
+
+// goesWith sees that they go when the other has confirmed them.
+func (r *retained) goesWith(second *harness.Outflow) {
+	r.t.Helper()
+	second.Start()
+	second.AwaitConfirmed(r.Conn, harness.WALEnd(r.t, r.Conn))
+	r.settle()
+	r.MustRun("partition", "apply")
+	if got := r.left(); got != "" {
+		r.t.Fatalf("left: %s", got)
+	}
+	second.MustStop(r.t)
+	r.MustStop(r.t)
+}
+
 // TestRowsWaitForAnOutflowWhoseTableHasAnotherName: its record has the name that the table had before, until
 // init is run for it as well.
 func TestRowsWaitForAnOutflowWhoseTableHasAnotherName(t *testing.T) {
@@ -121,26 +150,23 @@ func TestRowsWaitForAnOutflowWhoseTableHasAnotherName(t *testing.T) {
 		"notes.outbox RENAME TO note_events; CREATE VIEW public.outbox AS SELECT * FROM notes.note_events")
 	r.Set("TABLE=notes.note_events")
 	r.Init()
-	r.Start()
-	r.settle()
-	r.MustContain("before the other", r.MustRun("partition", "apply"), "slot "+second.Slot+" has confirmed",
-		"by its record it reads this table")
-	r.settle()
-	r.MustRun("partition", "apply")
-	if got := r.left(); !strings.Contains(got, "day_1") {
-		t.Fatalf("left: %s", got)
-	}
+	r.waitsFor(second, "by its record it reads this table")
 	second.Set("TABLE=notes.note_events")
 	second.Init()
-	second.Start()
-	second.AwaitConfirmed(r.Conn, harness.WALEnd(t, r.Conn))
-	r.settle()
-	r.MustRun("partition", "apply")
-	if got := r.left(); got != "" {
-		t.Fatalf("left: %s", got)
-	}
-	second.MustStop(t)
-	r.MustStop(t)
+	r.goesWith(second)
+}
+
+// TestRowsWaitForAnOutflowWhoseRecordCannotBeRead, as one that a newer build has written.
+func TestRowsWaitForAnOutflowWhoseRecordCannotBeRead(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	r := newRetainedAt(t, pgtest.Server(t), natsURL, "rowsunread")
+	second := beside(t, r.Installation, natsURL)
+	readable := unread(t, r.Installation, second)
+	r.write(1, 20)
+	r.waitsFor(second, "the checkpoint record has version 99", "the newest version of outflow")
+	readable()
+	r.goesWith(second)
 }
 
 // TestRepairReadsPartitionsThatAreDetached: while they wait for their end, a repair finds their rows.
