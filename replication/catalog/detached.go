@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -58,9 +59,19 @@ func Beside(ctx context.Context, q Querier, t Table, name string) (all []Kept, e
 	return all, nil
 }
 
+// A Former table of states is one that an outbox has, or may have, left behind in another schema.
+type Former struct {
+	Table string // quoted
+	// Doubt says why it may be another outbox's; "": it has rows of this one
+	Doubt string
+}
+
+// formerWait is how long the lock on a table that is only named is waited for.
+const formerWait = time.Second
+
 // StatesElsewhere returns the tables of states in other schemas that an outbox has left behind where it was
-// moved, quoted: those with rows of it, or of none.
-func (s *Setup) StatesElsewhere(ctx context.Context, table string) (names []string, err error) {
+// moved: those with rows of it, and those of which its rows may have been taken along.
+func (s *Setup) StatesElsewhere(ctx context.Context, table string) (all []Former, err error) {
 	var t Table
 	if t.Schema, t.Name, err = SplitTable(table); err != nil {
 		return nil, err
@@ -74,19 +85,30 @@ func (s *Setup) StatesElsewhere(ctx context.Context, table string) (names []stri
 		return nil, err
 	}
 	for _, k := range kept {
-		left := false
-		if !k.Own {
-			err = s.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+k.Table+" l WHERE "+OfRoot+") OR "+
-				"NOT EXISTS (SELECT FROM "+k.Table+")", t.OID, t.Quoted()).Scan(&left)
+		if k.Own {
+			continue
 		}
-		if err != nil {
+		var left, empty bool
+		err := pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", formerWait.Milliseconds()))
+			if err != nil {
+				return err
+			}
+			return tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+k.Table+" l WHERE "+OfRoot+"), "+
+				"NOT EXISTS (SELECT FROM "+k.Table+")", t.OID, t.Quoted()).Scan(&left, &empty)
+		})
+		switch {
+		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
+			all = append(all, Former{k.Table, "is locked and was not read"})
+		case err != nil:
 			return nil, fmt.Errorf("read table %s: %w", k.Table, err)
-		}
-		if left {
-			names = append(names, k.Table)
+		case left:
+			all = append(all, Former{Table: k.Table})
+		case empty:
+			all = append(all, Former{k.Table, "is empty"})
 		}
 	}
-	return names, nil
+	return all, nil
 }
 
 // DetachedPartitions returns the tables that were partitions of an outbox and wait, detached, until they may

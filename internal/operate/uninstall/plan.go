@@ -322,13 +322,20 @@ func (u *uninstall) states(ctx context.Context) (Step, error) {
 	if err != nil {
 		return s, err
 	}
-	names, err := u.pg.StatesElsewhere(ctx, table)
+	former, err := u.pg.StatesElsewhere(ctx, table)
+	var names []string
 	if there {
-		names = slices.Insert(names, 0, s.Name)
+		names = append(names, s.Name)
+	}
+	why := "it says which detached partitions there are, and that their rows are published"
+	for _, f := range former {
+		names = append(names, f.Table)
+		if f.Doubt != "" {
+			why += fmt.Sprintf("; %s %s: it may be another outbox's", f.Table, f.Doubt)
+		}
 	}
 	if err == nil && len(names) > 0 {
-		s.Name, s.Action = strings.Join(names, ", "), Keep
-		s.Why = "it says which detached partitions there are, and that their rows are published"
+		s.Name, s.Action, s.Why = strings.Join(names, ", "), Keep, why
 	}
 	return s, err
 }
