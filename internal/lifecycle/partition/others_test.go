@@ -75,7 +75,8 @@ func TestRowsOfOtherServersInAMadePartitionStay(t *testing.T) {
 		w.Exec("SELECT pg_replication_origin_session_reset()")
 		w.cfg.Slack = 0
 		outboxdb.Eventually(t, "the made one is over", func() bool {
-			return w.Text("SELECT (upper < now())::text FROM outflow_partitions WHERE name = $1", made) == "true"
+			return w.Text("SELECT (upper < now())::text FROM outflow_partitions WHERE name = $1",
+				made) == "true"
 		})
 		w.seen.Oldest, w.seen.Removed = time.Now().Add(time.Hour), true
 		var err error
