@@ -90,7 +90,7 @@ func TestAnOutflowWhoseRecordCannotBeReadIsWaitedFor(t *testing.T) {
 	other := w.Slot + "_other"
 	w.slot(other)
 	w.insert(0, 3, true)
-	w.out.Unread = map[string]string{other: "the record has version 99", "gone": "it is corrupt"}
+	w.out.May = map[string]string{other: "the record has version 99", "gone": "it is corrupt"}
 	w.cfg.OtherSlots = []string{other}
 	w.apply()
 	w.confirm(w.Slot)

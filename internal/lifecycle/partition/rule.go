@@ -60,7 +60,7 @@ type Outside struct {
 // Readers are slots of other Outflows, of shards among them.
 type Readers struct {
 	Others []string          // those that read the table, by their records
-	Unread map[string]string // those that may, and why their records can't be read
+	May    map[string]string // those that may, if they are slots of this database, and what to do about it
 }
 
 // Counting leaves those of all slots that count: all but those that are named in retain.other_slots. Of these
@@ -78,13 +78,12 @@ func (r Readers) Counting(all []Slot, own string, named []string) []Slot {
 }
 
 func (r Readers) counts(slot string) string {
-	why, unread := r.Unread[slot]
+	why, may := r.May[slot]
 	switch {
 	case slices.Contains(r.Others, slot):
 		return "by its record it reads this table; uninstall that Outflow if nobody needs it"
-	case unread:
-		return fmt.Sprintf("it may read this table, and %s; run the newest version of outflow, or repair or "+
-			"uninstall that Outflow", why)
+	case may:
+		return "it may read this table, and " + why
 	}
 	return ""
 }

@@ -194,26 +194,31 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	})
 }
 
-// Others returns the records of the other slots of this database, and those that can't be read.
+// Others returns the records of the other slots of this server, and those that can't be read.
 func (l *Conns) Others(ctx context.Context, rd Readings) ([]checkpoint.Other, error) {
 	all, err := l.Store.Others(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the records of other slots: %w", err)
 	}
 	return slices.DeleteFunc(all, func(o checkpoint.Other) bool {
-		return o.Record != nil && (o.Record.SystemID != rd.Server.SystemID ||
-			o.Record.Database != rd.Server.Database)
+		return o.Record != nil && o.Record.SystemID != rd.Server.SystemID
 	}), nil
 }
 
-// Readers are the slots of the others that read this table, or may.
-func (l *Conns) Readers(others []checkpoint.Other) partition.Readers {
-	r := partition.Readers{Unread: map[string]string{}}
+// Readers are the slots of the others that read this table, or may: the record of a slot of this database
+// names another one if the database was renamed since.
+func (l *Conns) Readers(rd Readings, others []checkpoint.Other) partition.Readers {
+	r := partition.Readers{May: map[string]string{}}
 	for _, o := range others {
 		switch {
 		case o.Record == nil:
-			r.Unread[o.Slot] = outbox.FaultOf(o.Err).Message
-		case l.readsTable(o):
+			r.May[o.Slot] = outbox.FaultOf(o.Err).Message + "; run the newest version of outflow, or repair or " +
+				"uninstall that Outflow"
+		case !l.readsTable(o):
+		case o.Record.Database != rd.Server.Database:
+			r.May[o.Slot] = fmt.Sprintf("its record is of database %q, as this one may have been called; "+
+				"uninstall that Outflow if nobody needs it", o.Record.Database)
+		default:
 			r.Others = append(r.Others, o.Slot)
 		}
 	}

@@ -396,7 +396,7 @@ func (c *command) slots(ctx context.Context, until time.Time) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		readers = c.l.Readers(others)
+		readers = c.l.Readers(c.rd, others)
 	}
 	defer progress.Wait(ctx, fmt.Sprintf("waiting until every slot has confirmed %v", c.rec.Cut))()
 	for {

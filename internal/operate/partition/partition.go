@@ -157,11 +157,12 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 		return o, err
 	}
 	for _, other := range others {
-		if r := other.Record; r != nil && r.Repairing != "" && o.Repairing == "" {
+		r := other.Record
+		if r != nil && r.Database == rd.Server.Database && r.Repairing != "" && o.Repairing == "" {
 			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
 		}
 	}
-	o.Readers = c.l.Readers(others)
+	o.Readers = c.l.Readers(rd, others)
 	if rd.Stream.Exists {
 		o.Stream = partition.Stream{Created: rd.Stream.Created, LastSeq: rd.Stream.LastSeq}
 		if c.store != nil {

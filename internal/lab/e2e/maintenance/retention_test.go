@@ -162,10 +162,22 @@ func TestRowsWaitForAnOutflowWhoseRecordCannotBeRead(t *testing.T) {
 	natsURL := natstest.Server(t).URL()
 	r := newRetainedAt(t, pgtest.Server(t), natsURL, "rowsunread")
 	second := beside(t, r.Installation, natsURL)
-	readable := unread(t, r.Installation, second)
+	restore := rewritten(t, r.Installation, second, "v", 99)
 	r.write(1, 20)
 	r.waitsFor(second, "the checkpoint record has version 99", "the newest version of outflow")
-	readable()
+	restore()
+	r.goesWith(second)
+}
+
+// TestRowsWaitForAnOutflowWhoseDatabaseHadAnotherName: its record has the name that the database had before.
+func TestRowsWaitForAnOutflowWhoseDatabaseHadAnotherName(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	r := newRetainedAt(t, pgtest.Server(t), natsURL, "rowsmoved")
+	second := beside(t, r.Installation, natsURL)
+	rewritten(t, r.Installation, second, "database", "before")
+	r.write(1, 20)
+	r.waitsFor(second, `its record is of database "before"`)
 	r.goesWith(second)
 }
 
