@@ -28,8 +28,8 @@ var commands = []Finding{
 			"do without the archive where archive.url is empty."},
 	{Code: "archive_gap", Severity: Error, Classes: gap,
 		Title: "Messages were removed from the stream before they were archived",
-		Hint: "If the loss is accepted, give the range to `outflow archive run --accept-gap`; raise the " +
-			"stream's limits, or archive more often.",
+		Hint: "If the loss is accepted, give the range to `outflow archive run --accept-gap`; set the " +
+			"stream's limits to none, or archive more often.",
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",

@@ -48,7 +48,7 @@ SIGTERM or SIGINT stop it between two steps. It may be killed at any point.
 With --once each part is run once, as from cron.
 
 Exit code 0 after a signal, 2 for a wrong option, 3 if the set-up cannot work; with --once that of the part
-that fared worst, as the commands of the parts have them.`,
+that needs a decision, otherwise that of the first one that failed, as the commands of the parts have them.`,
 		Example: "  outflow maintain --config outflow.yaml\n  outflow maintain --once",
 	}, func(ctx context.Context, cfg config.Config) (err error) {
 		c, err := a.maintenance(cfg, urls, once)

@@ -35,6 +35,7 @@ key is made of actor and counter; without those as well, events keep commit orde
 
 var documentSections = map[string]string{
 	"postgres": "PostgreSQL", "replication": "Replication", "nats": "NATS", "columns": "Columns",
+	"cluster": "Several active databases",
 	"reorder": "Order", "sink": "Publishing and confirming",
 	"init": "How init makes the stream", "retain": "What goes from the database and the stream",
 	"archive": "The archive", "maintain": "Maintenance", "log": "Log", "": "Names",

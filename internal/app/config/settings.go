@@ -343,7 +343,7 @@ var settings = []setting{
 		bind: func(c *Config) value { return textValue{&c.Retain.PostgresURL, postgresURL} }},
 	{path: "retain.other_slots", want: "names of slots, separated by commas",
 		doc: "Replication slots that rows need not wait for. All other slots of the database that use " +
-			"pgoutput have to confirm a row before outflow partition lets it go, also those that nobody " +
+			"pgoutput have to confirm a row before outflow partition lets it go, even those that nobody " +
 			"reads. Slots by which Outflow reads the table count in any case.",
 		bind: func(c *Config) value { return listValue{&c.Retain.OtherSlots, slotName} }},
 	{path: "retain.table.method", def: RetainPartition, want: "partition or delete",
@@ -354,17 +354,19 @@ var settings = []setting{
 			return choiceValue{&c.Retain.Table.Method, []string{RetainPartition, RetainDelete}}
 		}},
 	{path: "retain.table.keep", def: "168h", want: "a duration of 0s or more, such as 168h",
-		doc:  "How long rows stay for a repair after everybody has them, where there is no archive.",
+		doc:  "How long rows stay for a repair after their fence was set. With an archive only those of a " +
+			"table with shard do.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Keep, 0, longest, 0} }},
 	{path: "retain.table.age", def: "0s", want: "a duration of 0s or more, such as 720h",
-		doc: "Rows go when they are older. Where age, size and rows are 0, all go that may. None of the " +
-			"three lets a row go that somebody still needs.",
+		doc: "Rows go when they are older. If age, size and rows are 0, every row that may go does. None of " +
+			"the three lets a row go that somebody still needs.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Age, 0, longest, 0} }},
 	{path: "retain.table.size", def: "0", want: "a size, " + wantSize,
-		doc:  "The oldest partitions go while the table, with its indexes, is larger. 0: no limit.",
+		doc:  "The oldest partitions go while the table, with its indexes, is larger. 0: no limit. Of no use " +
+			"for method delete.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Retain.Table.Size, 0, math.MaxInt64} }},
 	{path: "retain.table.rows", def: "0", want: "a whole number of rows",
-		doc:  "The oldest partitions go while the table has more rows. 0: no limit.",
+		doc:  "The oldest partitions, or rows, go while the table has more rows. 0: no limit.",
 		bind: func(c *Config) value { return intValue{&c.Retain.Table.Rows, 0, math.MaxInt} }},
 	{path: "retain.table.every", def: "0s", want: "0s or a duration of 1s or more, such as 24h",
 		doc: "What each new partition spans. 0s: as much as the newest one.",
@@ -380,7 +382,7 @@ var settings = []setting{
 			"into it: an insert into the range of a detached one fails.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Slack, 0, longest, 0} }},
 	{path: "retain.stream.age", def: "0s", want: "a duration of 0s or more, such as 720h",
-		doc: "outflow stream apply lets messages go that are older. Where age, size and messages are 0, " +
+		doc: "outflow stream apply lets messages go that are older. If age, size and messages are 0, " +
 			"none goes. None of the three lets a message go that somebody still needs.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Stream.Age, 0, longest, 0} }},
 	{path: "retain.stream.size", def: "0", want: "a size, " + wantSize,

@@ -400,8 +400,8 @@ func (c *command) gap(lost outbox.Sequences) error {
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeGap,
 		Message: fmt.Sprintf("stream %s has removed messages %d to %d, which are not archived", c.cfg.Stream,
 			from, to),
-		Hint: fmt.Sprintf("If that is accepted: `outflow archive run --accept-gap %d-%d`. Then raise the "+
-			"stream's limits, or archive more often.", from, to)}
+		Hint: fmt.Sprintf("If that is accepted: `outflow archive run --accept-gap %d-%d`. Then set the "+
+			"stream's limits to none, or archive more often.", from, to)}
 }
 
 // begin returns the segment behind the last one, as this process has left it, or a new one. until is where it
