@@ -21,6 +21,7 @@ type Config struct {
 type Facts struct {
 	Created     time.Time // the stream's
 	First, Last uint64    // its sequences
+	Newest      uint64    // the last one that has a message: a broker may have lost those after it; 0: none
 
 	Record   *checkpoint.Record // nil: there is none
 	Archived uint64             // the archive of this stream has everything up to here, and has verified it
@@ -91,12 +92,12 @@ var clauses = []clause{
 			return nothing("nothing is confirmed yet")
 		}
 		seq := f.Record.Checkpoints[0].Seq
-		if seq > 0 && seq == f.Last { // right after a repair
-			return []Bound{{UpTo: seq - 1, Why: fmt.Sprintf("%d is the newest message: without it the "+
-				"stream would look as if it had lost its end", seq)}}
+		if seq > 0 && seq >= f.Newest { // right after a repair, or what came after it was lost
+			return []Bound{{UpTo: max(f.Newest, 1) - 1, Why: fmt.Sprintf("%d is the newest message: without it "+
+				"nobody could tell whether the stream has lost its end", f.Newest)}}
 		}
 		return []Bound{{UpTo: seq, Why: fmt.Sprintf("the confirmed checkpoint is at %d: a start compares "+
-			"what is behind it", seq)}}
+			"what is after it", seq)}}
 	}},
 	{"archive", func(c *Config, f *Facts) []Bound {
 		if !c.Archive {

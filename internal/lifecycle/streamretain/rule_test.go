@@ -27,6 +27,7 @@ type history struct {
 
 	created     time.Time
 	first, last uint64 // all between are there
+	newest      uint64 // but those after this one, which the broker has lost
 
 	known      time.Time // the stream of the record
 	confirmed  uint64    // the record's oldest checkpoint
@@ -63,7 +64,7 @@ func (h *history) facts() *Facts {
 	if h.gap {
 		p.Settings = relay.Settings{Sort: outbox.ByGap, Gap: relay.Gap{Memory: memory}}
 	}
-	f := &Facts{Created: h.created, First: h.first, Last: h.last, Archived: h.archived,
+	f := &Facts{Created: h.created, First: h.first, Last: h.last, Newest: h.newest, Archived: h.archived,
 		Record: &checkpoint.Record{Created: h.known, Base: h.base,
 			Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: p}}}}
 	if h.repairing {
@@ -105,6 +106,10 @@ func (h *history) start() {
 	if h.first > h.confirmed+1 {
 		h.missing("a start finds nothing to compare behind %d", h.confirmed)
 	}
+	if h.newest < h.last && h.first > h.newest {
+		h.missing("a start takes %d to %d for stored", h.newest+1, h.last)
+	}
+	h.newest = h.last // they come again
 	if h.remembered > 0 && h.first > h.confirmed-h.remembered+1 {
 		h.missing("gap mode remembers %d messages up to %d, and the stream begins at %d", h.remembered,
 			h.confirmed, h.first)
@@ -133,8 +138,13 @@ func (h *history) step() {
 		do     func()
 	}{
 		{6, "apply", true, h.retain},
-		{6, "publish", usable, func() { h.last += h.between(1, 6) }},
+		{6, "publish", usable, func() {
+			h.start()
+			h.last += h.between(1, 6)
+			h.newest = h.last
+		}},
 		{5, "confirm", usable, func() {
+			h.start()
 			before := h.confirmed
 			h.confirmed = h.between(h.confirmed, h.last)
 			switch {
@@ -152,25 +162,30 @@ func (h *history) step() {
 			}
 			h.archived = h.confirmed
 		}},
-		{3, "reader 0", true, func() { h.read(0, h.between(h.first-1, h.last)) }},
-		{3, "reader 1", true, func() { h.read(1, h.between(h.first-1, h.last)) }},
+		{3, "reader 0", true, func() { h.read(0, h.between(h.first-1, h.newest)) }},
+		{3, "reader 1", true, func() { h.read(1, h.between(h.first-1, h.newest)) }},
 		{1, "rewind", h.readers[0] >= h.first, func() {
 			h.readers[0] = h.between(h.first-1, h.readers[0])
 		}},
 		{2, "start", true, h.start},
 		{1, "the broker loses its end", usable, func() {
 			h.last = max(h.between(h.confirmed, h.last), h.first-1)
+			h.newest = min(h.newest, h.last)
+		}},
+		{1, "the broker loses its end, and knows how far that came", usable, func() {
+			h.newest = max(h.between(h.confirmed, h.newest), h.first-1)
 		}},
 		{1, "gap mode", true, func() { h.c.Memory = memory - h.c.Memory }},
 		{1, "restored from a backup", h.first == 1 && h.confirmed > 0, func() {
 			h.created, h.restored = h.created.Add(time.Second), true
 			h.last = h.between(1, h.confirmed)
-			h.archived = 0
+			h.newest, h.archived = h.last, 0
 		}},
 		{1, "repair begins", !h.repairing, func() { h.repairing, h.known = true, h.created }},
 		{2, "repair ends", h.repairing, func() {
 			h.repairing, h.restored = false, false
 			h.last += h.between(0, 4)
+			h.newest = h.last
 			h.confirmed, h.base, h.gap, h.remembered = h.last, h.last, false, 0
 		}},
 	}

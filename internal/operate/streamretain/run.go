@@ -298,7 +298,8 @@ func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error
 		return nil, nil, err
 	}
 	f.First, f.Last = s.State.First, s.State.Last
-	return s, f, nil
+	f.Newest, err = streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow(ctx, f.Last)
+	return s, f, err
 }
 
 // notes says what is worth to be known beside the bounds.

@@ -83,6 +83,21 @@ func TestTheNewestMessageStays(t *testing.T) {
 	w.goes(10)
 }
 
+// TestTheNewestMessageThatIsLeftStays: the broker has lost the end of the stream and still knows how far that
+// came. A start publishes again what was lost, because it finds the message before it.
+func TestTheNewestMessageThatIsLeftStays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	w.database()
+	w.publish(10)
+	w.confirm(8)
+	for _, seq := range []uint64{9, 10} {
+		must.Succeed(t, w.s.DeleteMsg(t.Context(), seq))
+	}
+	w.cfg.Retain.Stream.Messages, w.cfg.Retain.Stream.Age = 0, 1
+	w.goes(7, "8 is the newest message")
+}
+
 // TestGapModeFindsWhatItRemembers: what a start reads back from the stream is still there.
 func TestGapModeFindsWhatItRemembers(t *testing.T) {
 	t.Parallel()
