@@ -45,6 +45,9 @@ func (s *Stream) Recent(ctx context.Context, above, upTo uint64, n int) ([]outbo
 
 // AtOrBelow asks the leader for the newest sequence up to one that has a message; 0: there is none.
 func (s *Stream) AtOrBelow(ctx context.Context, upTo uint64) (uint64, error) {
+	if upTo == 0 {
+		return 0, nil
+	}
 	m, err := s.api.Message(ctx, s.name, jsapi.MessageRequest{Seq: upTo})
 	if m == nil && err == nil {
 		m, err = s.newestBelow(ctx, 1, upTo)

@@ -354,16 +354,16 @@ var settings = []setting{
 			return choiceValue{&c.Retain.Table.Method, []string{RetainPartition, RetainDelete}}
 		}},
 	{path: "retain.table.keep", def: "168h", want: "a duration of 0s or more, such as 168h",
-		doc:  "How long rows stay for a repair after their fence was set. With an archive only those of a " +
+		doc: "How long rows stay for a repair after their fence was set. With an archive only those of a " +
 			"table with shard do.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Keep, 0, longest, 0} }},
 	{path: "retain.table.age", def: "0s", want: "a duration of 0s or more, such as 720h",
-		doc: "Rows go when they are older. If age, size and rows are 0, every row that may go does. None of " +
-			"the three lets a row go that somebody still needs.",
+		doc: "Rows go when they are older. If age, size and rows are 0, every row that may go does. None " +
+			"of the three lets a row go that somebody still needs.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Age, 0, longest, 0} }},
 	{path: "retain.table.size", def: "0", want: "a size, " + wantSize,
-		doc:  "The oldest partitions go while the table, with its indexes, is larger. 0: no limit. Of no use " +
-			"for method delete.",
+		doc: "The oldest partitions go while the table, with its indexes, is larger. 0: no limit. Of no " +
+			"use for method delete.",
 		bind: func(c *Config) value { return sizeValue[int64]{&c.Retain.Table.Size, 0, math.MaxInt64} }},
 	{path: "retain.table.rows", def: "0", want: "a whole number of rows",
 		doc:  "The oldest partitions, or rows, go while the table has more rows. 0: no limit.",

@@ -93,8 +93,8 @@ var clauses = []clause{
 		}
 		seq := f.Record.Checkpoints[0].Seq
 		if seq > 0 && seq >= f.Newest { // right after a repair, or what came after it was lost
-			return []Bound{{UpTo: max(f.Newest, 1) - 1, Why: fmt.Sprintf("%d is the newest message: without it "+
-				"nobody could tell whether the stream has lost its end", f.Newest)}}
+			return []Bound{{UpTo: max(f.Newest, 1) - 1, Why: fmt.Sprintf("%d is the newest message: without "+
+				"it nobody could tell whether the stream has lost its end", f.Newest)}}
 		}
 		return []Bound{{UpTo: seq, Why: fmt.Sprintf("the confirmed checkpoint is at %d: a start compares "+
 			"what is after it", seq)}}

@@ -172,8 +172,8 @@ func (h *history) step() {
 			h.last = max(h.between(h.confirmed, h.last), h.first-1)
 			h.newest = min(h.newest, h.last)
 		}},
-		{1, "the broker loses its end, and knows how far that came", usable, func() {
-			h.newest = max(h.between(h.confirmed, h.newest), h.first-1)
+		{1, "the broker loses its end, and knows how far that came", usable && h.newest >= h.first, func() {
+			h.newest = max(h.between(h.confirmed, h.newest), h.first)
 		}},
 		{1, "gap mode", true, func() { h.c.Memory = memory - h.c.Memory }},
 		{1, "restored from a backup", h.first == 1 && h.confirmed > 0, func() {

@@ -212,8 +212,8 @@ func (l *Conns) Readers(rd Readings, others []checkpoint.Other) partition.Reader
 	for _, o := range others {
 		switch {
 		case o.Record == nil:
-			r.May[o.Slot] = outbox.FaultOf(o.Err).Message + "; run the newest version of outflow, or repair or " +
-				"uninstall that Outflow"
+			r.May[o.Slot] = outbox.FaultOf(o.Err).Message +
+				"; run the newest version of outflow, or repair or uninstall that Outflow"
 		case !l.readsTable(o):
 		case o.Record.Database != rd.Server.Database:
 			r.May[o.Slot] = fmt.Sprintf("its record is of database %q, as this one may have been called; "+

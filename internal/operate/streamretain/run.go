@@ -159,7 +159,7 @@ func (c *command) run(ctx context.Context) (*Report, error) {
 		return r, nil
 	}
 	if !c.o.Apply {
-		r.goes(to, s.State.Messages-min(s.State.Messages, s.State.Last-to))
+		r.goes(to, s.State.Messages-min(s.State.Messages, max(f.Newest, to)-to))
 		return r, nil
 	}
 	return r, c.apply(ctx, r, s, to)
