@@ -131,14 +131,8 @@ func (c *command) mayGo(ctx context.Context) (streamretain.Bound, error) {
 	if c.cfg.Reorder.Mode == config.ModeGap {
 		rule.Memory = c.cfg.Reorder.Memory
 	}
-	bounds := streamretain.Bounds(&rule, &streamretain.Facts{Created: st.Created, Last: st.LastSeq,
-		Record: rec})
-	b := bounds[0]
-	if b.UpTo >= st.NewestSeq && st.NewestSeq > 0 {
-		b.UpTo, b.Why = st.NewestSeq-1, fmt.Sprintf("%d is the newest message: without it the stream would "+
-			"look as if it had lost its end", st.NewestSeq)
-	}
-	return b, nil
+	return streamretain.Bounds(&rule, &streamretain.Facts{Created: st.Created, Last: st.LastSeq,
+		Newest: st.NewestSeq, Record: rec})[0], nil
 }
 
 // messages erases those of the stream, as far as they may go until then.
