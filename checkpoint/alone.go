@@ -69,20 +69,16 @@ func (s *Store) Others(ctx context.Context) ([]Other, error) {
 	if err != nil {
 		return nil, err
 	}
-	js, err := s.api.JetStream()
+	names, err := s.api.Streams(ctx, "$KV.*.>")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list the key-value buckets: %w", err)
 	}
-	names := js.KeyValueStoreNames(ctx)
 	var streams []string
-	for name := range names.Name() {
-		stream, ours := strings.CutPrefix(name, Bucket(""))
+	for _, name := range names {
+		stream, ours := strings.CutPrefix(name, "KV_"+Bucket(""))
 		if ours && stream != s.cfg.Stream {
 			streams = append(streams, stream)
 		}
-	}
-	if err := names.Error(); err != nil {
-		return nil, fmt.Errorf("list the key-value buckets: %w", err)
 	}
 	if len(streams) > maxBuckets {
 		return nil, fmt.Errorf("%d key-value buckets are named as those of Outflow, at most %d are read",

@@ -67,16 +67,8 @@ func (s *Store) saveBeside(ctx context.Context, subject string, doc []byte) erro
 	m.Header.Set("KV-Operation", "DEL")
 	m.Header.Set("Nats-Rollup", "sub") // names of documents are not kept for longer than they are of use
 	m.Header.Set("Nats-Expected-Stream", s.stream)
-	answer, err := s.api.NATS().RequestMsgWithContext(ctx, m)
-	if err != nil {
+	if err := s.api.Publish(ctx, m); err != nil {
 		return fmt.Errorf("write %s: %w", subject, err)
-	}
-	var got jsapi.Ack
-	if err := json.Unmarshal(answer.Data, &got); err != nil {
-		return fmt.Errorf("write %s: %w", subject, err)
-	}
-	if got.Error != nil {
-		return fmt.Errorf("write %s: %w", subject, got.Error)
 	}
 	return nil
 }

@@ -84,18 +84,29 @@ func (c *Client) Ask(ctx context.Context, method string, request any,
 			return err
 		}
 	}
-	subject := c.prefix + method
+	m := &nats.Msg{Subject: c.prefix + method, Data: body}
+	if err := c.send(ctx, m, answer); err != nil {
+		return fmt.Errorf("ask %s: %w", m.Subject, err)
+	}
+	return nil
+}
+
+// Publish publishes a message, and waits until it is stored, with the errors of [Client.Ask].
+func (c *Client) Publish(ctx context.Context, m *nats.Msg) error { return c.send(ctx, m, &Answer{}) }
+
+// send sends a request and reads the answer. It ends at once if the server forbids it: [Client.Forbidden].
+func (c *Client) send(ctx context.Context, m *nats.Msg, answer interface{ refusal() *Error }) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c.mu.Lock()
-	c.requests[subject] = cancel
+	c.requests[m.Subject] = cancel
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
-		delete(c.requests, subject)
+		delete(c.requests, m.Subject)
 		c.mu.Unlock()
 	}()
-	m, err := c.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: subject, Data: body})
+	got, err := c.nc.RequestMsgWithContext(ctx, m)
 	if err != nil {
 		if c.Lost != nil {
 			if lost := c.Lost(); lost != nil {
@@ -105,13 +116,13 @@ func (c *Client) Ask(ctx context.Context, method string, request any,
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return fmt.Errorf("ask %s: %w", subject, err)
+		return err
 	}
-	if err := json.Unmarshal(m.Data, answer); err != nil {
-		return fmt.Errorf("ask %s: answer: %w", subject, err)
+	if err := json.Unmarshal(got.Data, answer); err != nil {
+		return fmt.Errorf("answer: %w", err)
 	}
 	if r := answer.refusal(); r != nil {
-		return fmt.Errorf("ask %s: %w", subject, r)
+		return r
 	}
 	return nil
 }

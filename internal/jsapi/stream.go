@@ -61,3 +61,22 @@ func Stream[C any](ctx context.Context, c *Client, name string) (*StreamInfo[C],
 	}
 	return &info, nil
 }
+
+// Streams lists the streams that take a subject, or a part of it.
+func (c *Client) Streams(ctx context.Context, subject string) (names []string, err error) {
+	for {
+		var page struct {
+			Answer
+			Total   int      `json:"total"`
+			Streams []string `json:"streams"`
+		}
+		request := map[string]any{"subject": subject, "offset": len(names)}
+		if err := c.Ask(ctx, "STREAM.NAMES", request, &page); err != nil {
+			return nil, err
+		}
+		names = append(names, page.Streams...)
+		if len(page.Streams) == 0 || len(names) >= page.Total {
+			return names, nil
+		}
+	}
+}

@@ -224,7 +224,8 @@ func (r *replay) openTarget(ctx context.Context) error {
 	if r.extractor.deadLetters != "" {
 		r.target.live = append(r.target.live, r.extractor.deadLetters)
 	}
-	if err := r.target.resolve(ctx, r.js, r.cfg, r.o.DryRun); err != nil || r.target.stream == nil {
+	err := r.target.resolve(ctx, r.conn.API(), r.js, r.cfg, r.o.DryRun)
+	if err != nil || r.target.stream == nil {
 		return err
 	}
 	known := r.o.ID != ""
@@ -244,7 +245,6 @@ func (r *replay) openTarget(ctx context.Context) error {
 		js: r.js, api: r.conn.API(), target: r.target, id: r.o.ID, timeout: publishTimeout,
 		guard: r.guard,
 	}
-	var err error
 	if r.resume, err = r.pub.begin(ctx, known); err != nil || r.resume == nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/jsapi"
 )
 
 // The kinds of target.
@@ -78,13 +79,14 @@ const maxAge = 7 * 24 * time.Hour
 
 // resolve finds the stream that takes the messages, or makes it, and refuses one where they would be among
 // the live events.
-func (t *target) resolve(ctx context.Context, js jetstream.JetStream, cfg config.Config, dryRun bool) error {
+func (t *target) resolve(ctx context.Context, api *jsapi.Client, js jetstream.JetStream, cfg config.Config,
+	dryRun bool) error {
 	var err error
 	switch t.kind {
 	case toStdout:
 		return nil
 	case toSubject:
-		err = t.resolveSubject(ctx, js, cfg)
+		err = t.resolveSubject(ctx, api, js, cfg)
 	case toStream:
 		err = t.resolveStream(ctx, js, cfg, dryRun)
 	case toConsumer:
@@ -97,7 +99,8 @@ func (t *target) resolve(ctx context.Context, js jetstream.JetStream, cfg config
 	return err
 }
 
-func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg config.Config) error {
+func (t *target) resolveSubject(ctx context.Context, api *jsapi.Client, js jetstream.JetStream,
+	cfg config.Config) error {
 	if err := checkFilter(t.name); err != nil || strings.Contains(t.name, "*") {
 		return usage("replay_to", fmt.Sprintf("--to subject:%s: not a subject", t.name),
 			"Write a subject, or one that ends in .> : the original subject takes the place of the >")
@@ -110,12 +113,8 @@ func (t *target) resolveSubject(ctx context.Context, js jetstream.JetStream, cfg
 	if err := t.refuseLive(cfg); err != nil {
 		return err
 	}
-	lister := js.StreamNames(ctx, jetstream.WithStreamListSubject(t.filter()))
-	var names []string
-	for name := range lister.Name() {
-		names = append(names, name)
-	}
-	if err := lister.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+	names, err := api.Streams(ctx, t.filter())
+	if err != nil {
 		return fmt.Errorf("look for the stream of subject %s: %w", t.filter(), err)
 	}
 	switch len(names) {

@@ -180,36 +180,36 @@ func (w *owners) times(t *testing.T) []time.Duration {
 	return w.free
 }
 
-// consumer notes when messages arrive.
-type consumer struct {
-	mu       sync.Mutex
-	arrivals []time.Time
-	stop     jetstream.ConsumeContext
+// arrivals notes when messages arrive.
+type arrivals struct {
+	mu   sync.Mutex
+	at   []time.Time
+	stop jetstream.ConsumeContext
 }
 
-func watchArrivals(t *testing.T, natsURL, stream string) *consumer {
+func watchArrivals(t *testing.T, natsURL, stream string) *arrivals {
 	t.Helper()
-	c := &consumer{}
+	a := &arrivals{}
 	oc, err := harness.JetStream(t, natsURL).OrderedConsumer(t.Context(), stream,
 		jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
 	harness.Must(t, err)
-	c.stop, err = oc.Consume(func(jetstream.Msg) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.arrivals = append(c.arrivals, time.Now())
+	a.stop, err = oc.Consume(func(jetstream.Msg) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.at = append(a.at, time.Now())
 	})
 	harness.Must(t, err)
-	t.Cleanup(c.stop.Stop)
-	return c
+	t.Cleanup(a.stop.Stop)
+	return a
 }
 
 // silence is the longest pause between two messages that ended within a stretch of time.
-func (c *consumer) silence(from, to time.Time) (longest time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, at := range c.arrivals {
+func (a *arrivals) silence(from, to time.Time) (longest time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, at := range a.at {
 		if i > 0 && at.After(from) && at.Before(to) {
-			longest = max(longest, at.Sub(c.arrivals[i-1]))
+			longest = max(longest, at.Sub(a.at[i-1]))
 		}
 	}
 	return longest
@@ -225,7 +225,7 @@ func TestARollingDeployLosesNothing(t *testing.T) {
 	kinds := []string{"SIGTERM", "kill -9", "SIGSTOP"}[:harness.Sized(3, 2)]
 	ns := natstest.Process(t)
 	p := underLoad(t, timedServer(t), ns.URL(), "deploy", 1000, nil)
-	consumer := watchArrivals(t, ns.URL(), p.Stream)
+	seen := watchArrivals(t, ns.URL(), p.Stream)
 	old := p.Outflow
 	for _, kind := range kinds {
 		for n := range deploys {
@@ -251,7 +251,7 @@ func TestARollingDeployLosesNothing(t *testing.T) {
 			next.AwaitState("running")
 			running := time.Since(begun)
 			p.publishing()
-			quiet := consumer.silence(begun, time.Now())
+			quiet := seen.silence(begun, time.Now())
 			free := watch.times(t)
 			if kind == "SIGSTOP" {
 				harness.Must(t, old.Process.Resume())

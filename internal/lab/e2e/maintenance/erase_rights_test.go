@@ -2,15 +2,10 @@ package maintenance
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats-server/v2/server"
-
 	"github.com/outflowhq/outflow/internal/lab/harness"
-	"github.com/outflowhq/outflow/internal/lab/natsserver"
-	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
@@ -18,27 +13,9 @@ import (
 // and without any of it the error says what is missing.
 func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
 	t.Parallel()
-	const password = "documented"
-	block := harness.DocumentedBlock(t, "erasure.md", "Rights, exit codes", 0)
-	conf, err := server.ProcessConfigFile(harness.WriteFile(t, "nats.conf", strings.ReplaceAll(block, "…",
-		password)))
-	harness.Must(t, err)
-	documented := conf.Users[0]
-	users := []*server.User{{Username: "admin", Password: password}, documented}
-	var lacking [][2]string // users, and what each lacks
-	allowed := documented.Permissions.Publish.Allow
-	for i, subject := range allowed[:len(allowed)-1] { // the last one is for a reconnect
-		u := &server.User{Username: fmt.Sprint("lacks", i), Password: password}
-		u.Permissions = &server.Permissions{
-			Publish:   &server.SubjectPermission{Allow: slices.Delete(slices.Clone(allowed), i, i+1)},
-			Subscribe: documented.Permissions.Subscribe}
-		users, lacking = append(users, u), append(lacking, [2]string{u.Username, subject})
-	}
-	broker := natstest.Server(t, natsserver.Options{Tune: func(o *server.Options) { o.Users = users }})
-	as := func(user string) string {
-		return strings.Replace(broker.URL(), "nats://", "nats://"+user+":"+password+"@", 1)
-	}
-	f := harness.NewInstallation(t, pgtest.Server(t), as("admin"), "eraserights", "SINK_DURABLE_AFTER=0s")
+	nats := documentedRights(t, "erasure.md", "Rights, exit codes", 1)
+	f := harness.NewInstallation(t, pgtest.Server(t), nats.as("admin"), "eraserights",
+		"SINK_DURABLE_AFTER=0s")
 	f.UseStream("OUTBOX") // that of the page
 	harness.Exec(t, f.Conn, harness.GeneratedKey)
 	f.Init()
@@ -54,7 +31,7 @@ func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
 	url := func(role string) string { return strings.Replace(f.URL, "postgres@", role+"@", 1) }
 	args := []string{"erase", "--doc", "gone", "--request", "r", "--wait", "0s", "--yes"}
 	env := f.Env
-	f.Set("POSTGRES_URL="+url(run), "NATS_URL="+as(documented.Username))
+	f.Set("POSTGRES_URL="+url(run), "NATS_URL="+nats.as(nats.documented))
 	f.MustFail(3, args, "code no_right", "retain.postgres_url", "role "+owner)
 	f.Set("RETAIN_POSTGRES_URL=" + url(owner))
 	f.MustFail(3, args, "code no_right", "CREATE on schema")
@@ -67,7 +44,7 @@ func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
 			f.Env = env
 			settle(t, f)
 			f.Env = least
-			f.Set("NATS_URL=" + as(user))
+			f.Set("NATS_URL=" + nats.as(user))
 			c, said, code = erase(t, f, args[1:]...)
 			if code == 1 && strings.Contains(said, "code erase_waits") {
 				return fmt.Errorf("%v", c.Waiting)
@@ -76,12 +53,12 @@ func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
 		})
 		return c, said, code
 	}
-	for _, l := range lacking { // in the order in which they are needed
+	for _, l := range nats.lacking { // in the order in which they are needed
 		if _, said, code := erases(l[0]); code != 3 || !strings.Contains(said, "nats_permission") {
 			t.Errorf("without %s: exit code %d: %s", l[1], code, said)
 		}
 	}
-	done, said, code := erases(documented.Username)
+	done, said, code := erases(nats.documented)
 	if code != 0 || done.Finished == nil || done.Messages != 1 {
 		t.Errorf("exit code %d: %+v\n%s", code, done, said)
 	}
