@@ -24,6 +24,9 @@ func TestTheDocumentIsMadeFromTheSettings(t *testing.T) {
 	if string(have) != string(want) {
 		t.Errorf("%s is not what the settings say: run go generate ./internal/app/config", name)
 	}
+	if strings.Contains(string(have), "\n## \n") {
+		t.Errorf("%s has a section without a title", name)
+	}
 	for _, p := range paths {
 		if !strings.Contains(string(have), "| `"+p+"` |") {
 			t.Errorf("%s is not documented", p)
