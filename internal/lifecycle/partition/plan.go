@@ -262,6 +262,10 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		w.Clause = name
 		return w
 	}
+	if p.Accepted > 0 {
+		return step(Drop, "%d of its %d rows were never published, which is accepted; all others are in "+
+			"the %s", p.Accepted, p.SealedSum.Rows, m.where())
+	}
 	return step(Drop, "its %d rows are in the %s", p.SealedSum.Rows, m.where())
 }
 
