@@ -86,7 +86,7 @@ var commands = []Finding{
 	{Code: "erase_busy", Severity: Note, Classes: transient,
 		Title: "An erasure is at work on the outbox, or outflow archive rows or a replay is",
 		Hint: "Let it finish, then run it again. A replay that is interrupted goes on with its " +
-			"`--replay-id`."},
+			"`--replay-id`, an erasure with the same `--request`."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",
 		Hint: "The rows of what was erased may be there again. The archive's manifests name the requests; " +

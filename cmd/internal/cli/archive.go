@@ -43,7 +43,7 @@ where it was; two runs at the same time do no harm. PostgreSQL is not needed.
 
 Exit code 0, 2 for a wrong option, 3 if the set-up cannot work or a server can't be reached, 4 if messages
 were removed from the stream before they were archived, or archive and stream are not what they were, 1 if a
-server was lost: run it again.`,
+server was lost, or an erasure of the stream has not finished: run it again.`,
 		Example: "  outflow archive run --config outflow.yaml\n  outflow archive run --now\n" +
 			"  outflow archive run --accept-gap 1-4711",
 	}, func(ctx context.Context, cfg config.Config) error {

@@ -150,8 +150,9 @@ func (a *Archive) unerased(ctx context.Context, s *Segment) error {
 		return nil
 	}
 	erased, err := a.Erased(ctx)
-	if err == nil && len(s.holds(erased)) > 0 {
-		err = ErrErased
+	if held := s.holds(erased); err == nil && len(held) > 0 {
+		err = fmt.Errorf("%w: of messages %d to %d some of %d to %d", ErrErased, s.m.First, s.m.Last,
+			held[0].From, held[len(held)-1].To)
 	}
 	return err
 }

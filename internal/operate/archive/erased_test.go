@@ -74,6 +74,56 @@ func TestWhatWasErasedBeforeItWasArchivedIsNoGap(t *testing.T) {
 	}
 }
 
+// TestARunEndsBesideAnInterruptedErasure: that has noted a message as erased, and has not deleted it. When it
+// has been run again the archive goes on. An erasure that is at work is waited for, and whoever stops the run
+// meanwhile does not wait.
+func TestARunEndsBesideAnInterruptedErasure(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(20)
+	w.confirm(12)
+	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+	must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: 5, To: 6}}))
+	begun := 0
+	r, err := w.run(Options{Now: true, pause: time.Millisecond, Hit: func(point string) {
+		if point == "archive.begin" {
+			begun++
+		}
+	}})
+	w.wantFault(err, "erase_busy")
+	f := outbox.FaultOf(err)
+	if begun != eraseTries || r.Archived != 0 || !strings.Contains(f.Message, "1 to 12 some of 5 to 6") ||
+		!strings.Contains(f.Hint, "outflow erase") {
+		t.Errorf("%d attempts, %+v, %v: %s", begun, r, err, f.Hint)
+	}
+
+	ctx, stop := context.WithCancel(t.Context())
+	_, err = Run(ctx, w.cfg, slog.New(slog.DiscardHandler), Options{Now: true, pause: time.Hour,
+		Hit: func(point string) {
+			if point == "archive.begin" {
+				time.AfterFunc(100*time.Millisecond, stop) // mostly in the pause behind it
+			}
+		}})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("stopped: %v", err)
+	}
+
+	begun = 0
+	r, err = w.run(Options{Now: true, pause: time.Millisecond, Hit: func(point string) {
+		if point != "archive.begin" {
+			return
+		}
+		if begun++; begun == eraseTries-1 {
+			must.Succeed(t, w.s.SecureDeleteMsg(t.Context(), 5))
+			must.Succeed(t, w.s.SecureDeleteMsg(t.Context(), 6))
+		}
+	}})
+	must.Succeed(t, err)
+	if r.Archived != 12 || r.Segments[0].Erased != 2 || begun != eraseTries {
+		t.Errorf("%d attempts, %+v", begun, r)
+	}
+}
+
 // TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap: the run that made the stream knew nothing of it, and
 // the one that goes on says it.
 func TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap(t *testing.T) {

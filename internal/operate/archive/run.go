@@ -40,7 +40,17 @@ type Options struct {
 	Known *archive.Known // what is known of the archive from the run before; may be nil
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
+
+	pause time.Duration // 0: erasePause
 }
+
+// A segment that has messages which the stream notes as erased is made again so often, with pauses of twice
+// that, four times and so on in between. An erasure deletes what it has noted within seconds, but one that
+// was interrupted deletes nothing until somebody runs it again.
+const (
+	eraseTries = 5
+	erasePause = 500 * time.Millisecond
+)
 
 // Report says what was archived. The JSON names are stable.
 type Report struct {
@@ -227,14 +237,32 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 			return err
 		}
 	}
-	for c.a.Next() <= c.to {
-		switch err := c.pass(ctx); {
-		case errors.Is(err, archive.ErrOvertaken), errors.Is(err, archive.ErrErased):
-			if err := c.a.Refresh(ctx); err != nil {
-				return err
-			}
-		default:
+	for tries, pause := 0, cmp.Or(c.o.pause, erasePause); c.a.Next() <= c.to; {
+		next := c.a.Next()
+		err := c.pass(ctx)
+		erased := errors.Is(err, archive.ErrErased)
+		if !erased && !errors.Is(err, archive.ErrOvertaken) {
 			return err
+		}
+		if err := c.a.Refresh(ctx); err != nil {
+			return err
+		}
+		if c.a.Next() > next || !erased {
+			tries = 0
+			continue
+		}
+		if tries++; tries == eraseTries {
+			return &outbox.Fault{Class: outbox.Transient, Code: "erase_busy",
+				Message: fmt.Sprintf("an erasure of stream %s is at work, or was interrupted: %v",
+					c.cfg.Stream, err),
+				Hint: "Let it finish. One that was interrupted goes on when it is run again, as `outflow " +
+					"erase --doc ID --request NAME --yes`: table outflow_erasures names the requests that " +
+					"have no finished_at. Then archive again."}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause << tries):
 		}
 	}
 	return nil
