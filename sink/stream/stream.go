@@ -175,13 +175,15 @@ const maxErased = 100 << 10
 // takes: the archive may have the same one twice, of messages that were stored at other times.
 const RestoreWindow = 100 * time.Millisecond
 
-// Erased reads from the leader which sequences of the stream were erased.
-func (s *Stream) Erased(ctx context.Context) (outbox.Sequences, error) {
+// Erased reads from the leader which sequences of the stream were erased, and when the stream was made, of
+// which they are; zero: there is none.
+func (s *Stream) Erased(ctx context.Context) (all outbox.Sequences, made time.Time, err error) {
 	info, err := s.info(ctx)
 	if err != nil || info == nil {
-		return nil, err
+		return nil, made, err
 	}
-	return info.Config.erased()
+	all, err = info.Config.erased()
+	return all, info.Created, err
 }
 
 func (c *Config) erased() (outbox.Sequences, error) {

@@ -50,7 +50,7 @@ type Archive struct {
 	Segments []*Manifest // ascending
 
 	// Erased returns the stream's sequences whose messages were erased. No segment comes into being that has
-	// one of them. nil: there are none.
+	// one of them, or if it fails, as it does where the stream is another one. nil: there are none.
 	Erased func(ctx context.Context) (outbox.Sequences, error)
 
 	store   Store

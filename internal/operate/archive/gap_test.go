@@ -85,14 +85,14 @@ func TestAHoleIsWhatTheLeaderLacks(t *testing.T) {
 	store, err := archive.Open(t.Context(), w.cfg.Archive.URL)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, store.Close()) })
-	a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", time.Now()), nil)
+	a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", w.s.CachedInfo().Created), nil)
 	must.Succeed(t, err)
 	s, err := a.NewSegment()
 	must.Succeed(t, err)
 	must.Succeed(t, s.Add(&archive.Message{Seq: 1}))
 	api := jsapi.New(w.js.Conn(), "")
 	c := &command{cfg: w.cfg, api: api, stream: stream.New(api, "OUTBOX", slog.New(slog.DiscardHandler)),
-		upTo: 5, to: 5}
+		a: a, upTo: 5, to: 5}
 	must.Succeed(t, w.s.DeleteMsg(t.Context(), 2))
 	err = c.hole(t.Context(), s, 4, nil)
 	if err == nil || !strings.Contains(err.Error(), "lacks message 3") ||

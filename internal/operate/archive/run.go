@@ -203,7 +203,7 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		return err
 	}
 	c.stream = stream.New(c.api, c.cfg.Stream, log)
-	c.a.Erased = c.stream.Erased
+	c.a.Erased = c.erasedNow
 	c.report = &Report{Folder: folder, Segments: []Segment{}, Archived: c.a.Next() - 1}
 	if len(rec.Checkpoints) == 0 || rec.Checkpoints[0].Seq == 0 && c.a.Next() == 1 {
 		return nil // nothing is confirmed yet
@@ -289,6 +289,26 @@ func (c *command) first(ctx context.Context, from uint64) (*jsapi.Message, error
 	return c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: from, Next: ">"})
 }
 
+// erasedNow reads what was erased from the stream. It fails if that is another one than was archived up to
+// now: whoever reads a stream goes on in one of the same name that is made in its place.
+func (c *command) erasedNow(ctx context.Context) (outbox.Sequences, error) {
+	all, made, err := c.stream.Erased(ctx)
+	if err == nil && !made.Equal(c.a.Created()) {
+		err = c.anew(made)
+	}
+	return all, err
+}
+
+func (c *command) anew(made time.Time) error {
+	now := "it does not exist any more"
+	if !made.IsZero() {
+		now = "it was made anew at " + made.UTC().Format(time.RFC3339Nano)
+	}
+	return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated",
+		Message: fmt.Sprintf("stream %s is not the one of %v any more, that was being archived: %s",
+			c.cfg.Stream, c.a.Created().Format(time.RFC3339Nano), now)}
+}
+
 // lost returns those of the sequences without a message that nothing explains: they were not erased, and the
 // header of the message behind them, if there is one, does not say that the broker had lost them, and that
 // what they were comes again.
@@ -300,7 +320,7 @@ func (c *command) lost(ctx context.Context, from, to uint64, behind nats.Header)
 		return nil, nil
 	}
 	var err error
-	c.erased, err = c.stream.Erased(ctx)
+	c.erased, err = c.erasedNow(ctx)
 	return c.erased.Lacking(from, to), err
 }
 

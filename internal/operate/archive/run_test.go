@@ -162,6 +162,35 @@ func TestAnotherStreamThanTheArchivesIsRefused(t *testing.T) {
 	w.wantFault(err, "archive_record")
 }
 
+// TestNothingIsArchivedOfTwoStreams: one is made in place of the other while a run reads, or has written an
+// object, or none is.
+func TestNothingIsArchivedOfTwoStreams(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{"archive.message", "archive.verified"} {
+		for _, again := range []bool{true, false} {
+			w := newWorld(t)
+			w.publish(20)
+			w.confirm(12)
+			done := false
+			r, err := w.run(Options{Now: true, Hit: func(at string) {
+				if at != point || done {
+					return
+				}
+				done = true
+				must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+				if again {
+					w.makeStream(1)
+					w.publish(20)
+				}
+			}})
+			w.wantFault(err, "stream_recreated")
+			if len(r.Segments) > 0 || len(w.archived()) > 0 {
+				t.Errorf("%s: %+v", point, r)
+			}
+		}
+	}
+}
+
 // TestAKilledRunHoldsTheStreamForHalfAMinute: its consumer is nobody's, and retention waits for each.
 func TestAKilledRunHoldsTheStreamForHalfAMinute(t *testing.T) {
 	t.Parallel()

@@ -76,7 +76,7 @@ func (c *command) lastErased(ctx context.Context) (last uint64, err error) {
 	if len(erased) > 0 && !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
 		ask, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		all, err := c.stream.Erased(ask)
+		all, _, err := c.stream.Erased(ask)
 		if err != nil {
 			return 0, err
 		}
