@@ -173,11 +173,23 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 }
 
 func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn, log *slog.Logger) error {
-	st, err := conn.State(ctx)
+	c.stream = stream.New(c.api, c.cfg.Stream, log)
+	_, made, err := c.stream.Erased(ctx)
 	if err != nil {
 		return err
 	}
+	// Others work on: what is read earlier may be older than the rest, and never says more than that has. The
+	// archive ends at or below what the record says is confirmed, and that is in the stream.
+	folder := archive.FolderOf(c.cfg.Stream, made)
+	if c.a, err = c.o.Known.Load(ctx, store, folder, c.o.Hit); err != nil {
+		return err
+	}
+	c.a.Erased = c.erasedNow
 	rec, _, err := wiring.Store(c.cfg, conn).Load(ctx)
+	if err != nil {
+		return err
+	}
+	st, err := conn.State(ctx)
 	if err != nil {
 		return err
 	}
@@ -198,12 +210,9 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	case rec.Stopped != "":
 		return unready("outflow run has stopped with %s", rec.Stopped)
 	}
-	folder := archive.FolderOf(c.cfg.Stream, st.Created)
-	if c.a, err = c.o.Known.Load(ctx, store, folder, c.o.Hit); err != nil {
-		return err
+	if !st.Created.Equal(made) {
+		return c.anew(st.Created)
 	}
-	c.stream = stream.New(c.api, c.cfg.Stream, log)
-	c.a.Erased = c.erasedNow
 	c.report = &Report{Folder: folder, Segments: []Segment{}, Archived: c.a.Next() - 1}
 	if len(rec.Checkpoints) == 0 || rec.Checkpoints[0].Seq == 0 && c.a.Next() == 1 {
 		return nil // nothing is confirmed yet
@@ -232,6 +241,9 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		lost, err := c.allLost(ctx, next)
 		if err == nil && len(lost) > 0 {
 			err = c.skip(ctx, lost)
+		}
+		if errors.Is(err, archive.ErrOvertaken) {
+			err = c.a.Refresh(ctx)
 		}
 		if err != nil {
 			return err
@@ -350,7 +362,7 @@ func (c *command) allLost(ctx context.Context, next uint64) (outbox.Sequences, e
 	}
 	lost, err := c.lostBefore(ctx, next, to, m)
 	if err == nil && len(lost) > 0 && !c.accepts(lost) {
-		err = c.gap(lost)
+		err = c.gap(ctx, lost)
 	}
 	return lost, err
 }
@@ -367,11 +379,7 @@ func (c *command) skip(ctx context.Context, lost outbox.Sequences) error {
 	}
 	s.Gap(lost, c.erased.Within(s.Next(), c.upTo))
 	s.Skip(c.upTo)
-	err = c.end(ctx, s, c.to)
-	if errors.Is(err, archive.ErrOvertaken) {
-		return c.a.Refresh(ctx)
-	}
-	return err
+	return c.end(ctx, s, c.to)
 }
 
 // end ends a segment. last is the newest message that it may have.
@@ -436,14 +444,22 @@ func (c *command) hole(ctx context.Context, s *archive.Segment, to uint64, behin
 			return err
 		}
 		if (front == nil || front.Seq > from) && !c.accepts(lost) {
-			return c.gap(lost)
+			return c.gap(ctx, lost)
 		}
 	}
 	s.Gap(lost, c.erased.Within(from, to))
 	return nil
 }
 
-func (c *command) gap(lost outbox.Sequences) error {
+// gap refuses that messages are lost, unless another run has archived some meanwhile: then they may go.
+func (c *command) gap(ctx context.Context, lost outbox.Sequences) error {
+	next := c.a.Next()
+	if err := c.a.Refresh(ctx); err != nil {
+		return err
+	}
+	if c.a.Next() > next {
+		return archive.ErrOvertaken
+	}
 	from, to := lost[0].From, lost[len(lost)-1].To
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeGap,
 		Message: fmt.Sprintf("stream %s has removed messages %d to %d, which are not archived", c.cfg.Stream,

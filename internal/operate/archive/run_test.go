@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
@@ -141,6 +143,82 @@ func TestTwoArchiversAtOnceMakeOneArchive(t *testing.T) {
 	}})
 	if !slept || len(r.Segments) != 0 || len(w.archived()) != 20 {
 		t.Errorf("%+v, %v", r, w.archived())
+	}
+}
+
+// TestWhatOthersDoWhileARunLooksIsNoDifference: when it has looked at the archive, or is about to, more is
+// published, confirmed and archived.
+func TestWhatOthersDoWhileARunLooksIsNoDifference(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(10)
+	w.confirm(10)
+	w.mustRun(Options{Now: true})
+	sc, err := wiring.Broker(w.cfg, slog.New(slog.DiscardHandler))
+	must.Succeed(t, err)
+	conn, err := wiring.Connect(t.Context(), w.cfg, sc)
+	must.Succeed(t, err)
+	t.Cleanup(conn.Close)
+	store, err := open(t.Context(), w.cfg)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	for _, before := range []bool{true, false} {
+		last, did := w.s.CachedInfo().State.LastSeq, false
+		looking := listing{Store: store, before: before, hit: func() {
+			if !did {
+				did = true
+				w.publish(10)
+				last += 10
+				w.confirm(last)
+				w.mustRun(Options{Now: true})
+			}
+		}}
+		c := &command{cfg: w.cfg, api: conn.API(), o: Options{Now: true}}
+		must.Succeed(t, c.run(t.Context(), looking, conn, slog.New(slog.DiscardHandler)))
+		if c.report.Archived != last || c.report.Stands != last {
+			t.Errorf("before %v: %+v, not %d", before, c.report, last)
+		}
+	}
+}
+
+// listing calls hit before or behind each look at what is in a folder.
+type listing struct {
+	archive.Store
+	before bool
+	hit    func()
+}
+
+func (l listing) List(ctx context.Context, folder, after string) ([]string, error) {
+	if l.before {
+		l.hit()
+	}
+	names, err := l.Store.List(ctx, folder, after)
+	if !l.before {
+		l.hit()
+	}
+	return names, err
+}
+
+// TestWhatAnotherRunHasArchivedIsNoGap: the stream lets it go before this run comes to it.
+func TestWhatAnotherRunHasArchivedIsNoGap(t *testing.T) {
+	t.Parallel()
+	for _, to := range []uint64{20, 30} { // all goes that this run may archive, or some of it
+		w := newWorld(t)
+		w.publish(30)
+		store, err := open(t.Context(), w.cfg)
+		must.Succeed(t, err)
+		t.Cleanup(func() { must.Succeed(t, store.Close()) })
+		a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", w.s.CachedInfo().Created), nil)
+		must.Succeed(t, err)
+		w.confirm(24)
+		w.mustRun(Options{Now: true})
+		must.Succeed(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(25)))
+		api := jsapi.New(w.js.Conn(), "")
+		c := &command{cfg: w.cfg, api: api, stream: stream.New(api, "OUTBOX", slog.New(slog.DiscardHandler)),
+			a: a, upTo: to, to: to}
+		if err := c.pass(t.Context()); !errors.Is(err, archive.ErrOvertaken) || a.Next() != 25 {
+			t.Errorf("up to %d: %v, and the archive ends at %d", to, err, a.Next()-1)
+		}
 	}
 }
 
