@@ -313,7 +313,7 @@ func (a *Archive) Append(ctx context.Context, s *Segment, complete outbox.LSN) (
 	err = a.store.Create(ctx, a.manifestName(m.First), text)
 	a.hit("archive.manifest")
 	if errors.Is(err, ErrExists) {
-		return nil, ErrOvertaken
+		return nil, errors.Join(ErrOvertaken, a.withdraw(ctx, m))
 	}
 	if err != nil {
 		return nil, err
@@ -339,9 +339,9 @@ func (a *Archive) undecided(ctx context.Context, m *Manifest) error {
 	return err
 }
 
-// withdraw empties an object that has messages which were erased, where another archiver's manifest names
-// another one. Where there is no manifest yet, somebody may be about to name this object: the erasure waits
-// for that, and replaces it.
+// withdraw empties an object where another archiver's manifest names another one: nobody will ever name it,
+// and it may have messages which are erased later, or were. What is not withdrawn, as after a kill, the next
+// erasure empties. Where there is no manifest yet, somebody may be about to name this object.
 func (a *Archive) withdraw(ctx context.Context, m *Manifest) error {
 	now, err := a.current(ctx, m.First)
 	switch {

@@ -52,6 +52,33 @@ func TestWhatAnotherHasArchivedIsNotEmptied(t *testing.T) {
 	}
 }
 
+// TestWhoIsOvertakenLeavesNoObject, unless it is the one that the manifest names: somebody else has made a
+// longer segment, or found this object and named it.
+func TestWhoIsOvertakenLeavesNoObject(t *testing.T) {
+	t.Parallel()
+	for _, to := range []uint64{150, 100} {
+		store, dir := folderOf(t)
+		asleep := false
+		a := load(t, store, func(point string) {
+			if point == "archive.verified" && !asleep {
+				asleep = true
+				must.Succeed(t, add(t, load(t, store, nil), to))
+			}
+		})
+		if err := add(t, a, 100); !errors.Is(err, ErrOvertaken) {
+			t.Fatalf("got %v", err)
+		}
+		b := load(t, store, nil)
+		must.Succeed(t, b.Verify(t.Context(), b.Segments[0], nil))
+		for name, content := range objects(t, dir) {
+			named := path.Ext(name) == ".json" || name == path.Base(b.ObjectName(b.Segments[0]))
+			if !named && content != string(emptyObject) {
+				t.Errorf("up to %d: %s has %d bytes, and no manifest names it", to, name, len(content))
+			}
+		}
+	}
+}
+
 // lying gives back something else than was written.
 type lying struct{ Store }
 
