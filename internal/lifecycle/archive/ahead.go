@@ -17,6 +17,7 @@ type ahead struct {
 	names  []string
 	listed []uint64 // the first sequences of those that were not read yet
 	ready  []result // those of the segments before them
+	late   bool     // a manifest was read that was not listed
 }
 
 // result is the manifest of a segment, or why there is none.
@@ -44,7 +45,9 @@ func (h *ahead) manifest(ctx context.Context, first uint64) (*Manifest, error) {
 		h.readNext(ctx)
 	}
 	if len(h.ready) == 0 || h.ready[0].first != first {
-		return h.read(ctx, first)
+		m, err := h.read(ctx, first)
+		h.late = h.late || m != nil
+		return m, err
 	}
 	r := h.ready[0]
 	h.ready = h.ready[1:]

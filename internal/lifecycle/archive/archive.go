@@ -116,7 +116,8 @@ func (a *Archive) Refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for all := a.readAhead(names); ; {
+	all := a.readAhead(names)
+	for {
 		m, err := all.manifest(ctx, a.Next())
 		if errors.Is(err, ErrMissing) {
 			break
@@ -131,6 +132,11 @@ func (a *Archive) Refresh(ctx context.Context) error {
 			a.abridge(m)
 		}
 		a.Segments = append(a.Segments, m)
+	}
+	if all.late { // only what was listed is durable
+		if _, err := a.from(ctx, a.Next()); err != nil {
+			return err
+		}
 	}
 	// A manifest behind the end of the chain means that one before it is lost.
 	for _, n := range names {

@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -27,7 +28,7 @@ type Store interface {
 	// Read returns the object, [ErrMissing] if there is none, or an error if it has more than limit bytes.
 	Read(ctx context.Context, name string, limit int64) ([]byte, error)
 	// List returns the names directly below a folder that come after another one (""), sorted, those of
-	// folders with a slash at their end.
+	// folders with a slash at their end. What they name is durable, whoever has just made it.
 	List(ctx context.Context, folder, after string) ([]string, error)
 	// Tidy removes what a killed process has left in a folder of an object that it was making, and returns
 	// the names of those that somebody is making.
@@ -55,18 +56,36 @@ func Open(ctx context.Context, at string) (Store, error) {
 			Message: "archive.url is neither file:///path/of/a/folder nor a bucket's: " +
 				"s3://, gs:// or azblob://"}
 	}
-	if err := os.MkdirAll(u.Path, 0o700); err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
-	}
-	root, err := os.OpenRoot(u.Path)
+	f, err := openFolder(path.Clean(u.Path), (*os.File).Sync)
 	if err != nil {
 		return nil, fmt.Errorf("archive: %w", err)
 	}
-	return &folder{root}, nil
+	return f, nil
 }
 
 // folder is a Store in a local folder. Nothing outside of it can be reached, by names or by links.
-type folder struct{ root *os.Root }
+type folder struct {
+	root  *os.Root
+	flush func(dir *os.File) error // makes durable what names there are in a folder
+}
+
+// openFolder opens a folder. It makes those of its path that do not exist, each of them durable.
+func openFolder(at string, flush func(*os.File) error) (*folder, error) {
+	root, err := os.OpenRoot(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		above, err := openFolder(path.Dir(at), flush)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = above.Close() }()
+		if err := above.makeDir(path.Base(at)); err != nil {
+			return nil, err
+		}
+		root, err = os.OpenRoot(at)
+		return &folder{root, flush}, err
+	}
+	return &folder{root, flush}, err
+}
 
 func (f *folder) Close() error { return f.root.Close() }
 
@@ -188,12 +207,10 @@ func (f *folder) tidy(name string) (held bool, err error) {
 	return false, err
 }
 
-// makeDir makes a folder and those above it, each of them durable.
+// makeDir makes a folder and those above it, each of them durable, also where another process has just made
+// it.
 func (f *folder) makeDir(dir string) error {
 	if dir == "." {
-		return nil
-	}
-	if _, err := f.root.Stat(dir); err == nil {
 		return nil
 	}
 	if err := f.makeDir(path.Dir(dir)); err != nil {
@@ -210,7 +227,7 @@ func (f *folder) sync(dir string) error {
 	if err != nil {
 		return fmt.Errorf("archive: %w", err)
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.flush(d), d.Close())
 }
 
 func (f *folder) Read(ctx context.Context, name string, limit int64) ([]byte, error) {
@@ -255,6 +272,10 @@ func (f *folder) List(ctx context.Context, dir, after string) ([]string, error) 
 	defer func() { _ = d.Close() }()
 	entries, err := d.ReadDir(-1)
 	if err != nil {
+		return nil, fmt.Errorf("archive: %w", err)
+	}
+	// A file system that only reads, such as that of an image, may have no way to flush.
+	if err := f.flush(d); err != nil && !errors.Is(err, syscall.EINVAL) {
 		return nil, fmt.Errorf("archive: %w", err)
 	}
 	var names []string

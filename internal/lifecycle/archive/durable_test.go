@@ -1,0 +1,117 @@
+package archive
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+)
+
+// disk is what names a file system has after power was lost: those that were flushed.
+type disk struct {
+	t     *testing.T
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (d *disk) flush(dir *os.File) error {
+	entries, err := os.ReadDir(dir.Name())
+	must.Succeed(d.t, err)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, e := range entries {
+		d.names[filepath.Join(dir.Name(), e.Name())] = true
+	}
+	return nil
+}
+
+// lacks returns which part of a path is not on it, of those below a folder; "": it has all.
+func (d *disk) lacks(below, name string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for ; name != below; name = filepath.Dir(name) {
+		if !d.names[name] {
+			return name
+		}
+	}
+	return ""
+}
+
+// TestWhatAStoreSaysOutlivesALossOfPower: also what another process has made, which did not come to flush it.
+func TestWhatAStoreSaysOutlivesALossOfPower(t *testing.T) {
+	t.Parallel()
+	create := func(_ string, s Store) error { return s.Create(t.Context(), "v1/f/o", nil) }
+	for what, c := range map[string]struct {
+		before string // a folder that is there
+		do     func(dir string, s Store) error
+	}{
+		"create":               {"", create},
+		"create, folder there": {"a/b/v1/f", create},
+		"list": {"", func(dir string, s Store) error {
+			must.Succeed(t, s.Create(t.Context(), "v1/f/other", nil))
+			must.Succeed(t, os.WriteFile(filepath.Join(dir, "v1", "f", "o"), nil, 0o600))
+			_, err := s.List(t.Context(), "v1/f/", "")
+			return err
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			below := t.TempDir()
+			d, dir := &disk{t: t, names: map[string]bool{}}, filepath.Join(below, "a", "b")
+			must.Succeed(t, os.MkdirAll(filepath.Join(below, c.before), 0o700))
+			s, err := openFolder(dir, d.flush)
+			must.Succeed(t, err)
+			defer func() { must.Succeed(t, s.Close()) }()
+			must.Succeed(t, c.do(dir, s))
+			if c.before != "" {
+				below = dir // who has made it, has made it durable
+			}
+			if lost := d.lacks(below, filepath.Join(dir, "v1", "f", "o")); lost != "" {
+				t.Errorf("%s is lost", lost)
+			}
+		})
+	}
+}
+
+// TestAManifestThatComesDuringALookIsDurable: it is not among those that were listed, and is read.
+func TestAManifestThatComesDuringALookIsDurable(t *testing.T) {
+	t.Parallel()
+	other, dir := folderOf(t)
+	must.Succeed(t, add(t, load(t, other, nil), 10))
+	d := &disk{t: t, names: map[string]bool{}}
+	s, err := openFolder(dir, d.flush)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, s.Close()) }()
+	came := false
+	a := load(t, listed{s, func() {
+		if !came {
+			came = true
+			must.Succeed(t, add(t, load(t, other, nil), 20))
+		}
+	}}, nil)
+	if a.Next() != 21 {
+		t.Fatalf("it ends at %d", a.Next()-1)
+	}
+	for _, m := range a.Segments {
+		for _, name := range []string{a.manifestName(m.First), a.ObjectName(m)} {
+			name = filepath.Join(dir, filepath.FromSlash(name))
+			if lost := d.lacks(filepath.Dir(name), name); lost != "" {
+				t.Errorf("%s is lost", lost)
+			}
+		}
+	}
+}
+
+// listed calls then behind each look at what is in a folder.
+type listed struct {
+	Store
+	then func()
+}
+
+func (l listed) List(ctx context.Context, folder, after string) ([]string, error) {
+	defer l.then()
+	return l.Store.List(ctx, folder, after)
+}
