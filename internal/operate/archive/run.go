@@ -44,9 +44,9 @@ type Options struct {
 	pause time.Duration // 0: erasePause
 }
 
-// A segment that has messages which the stream notes as erased is made again so often, with pauses of twice
-// that, four times and so on in between. An erasure deletes what it has noted within seconds, but one that
-// was interrupted deletes nothing until somebody runs it again.
+// So often a segment is tried that has messages which the stream notes as erased, with pauses of twice that,
+// four times and so on in between. An erasure deletes what it has noted within seconds, but one that was
+// interrupted deletes nothing until somebody runs it again.
 const (
 	eraseTries = 5
 	erasePause = 500 * time.Millisecond
@@ -251,7 +251,13 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	}
 	for tries, pause := 0, cmp.Or(c.o.pause, erasePause); c.a.Next() <= c.to; {
 		next := c.a.Next()
-		err := c.pass(ctx)
+		var err error
+		if tries > 0 { // nothing is read again in vain
+			err = c.held(ctx)
+		}
+		if err == nil {
+			err = c.pass(ctx)
+		}
 		erased := errors.Is(err, archive.ErrErased)
 		if !erased && !errors.Is(err, archive.ErrOvertaken) {
 			return err
@@ -265,8 +271,8 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		}
 		if tries++; tries == eraseTries {
 			return &outbox.Fault{Class: outbox.Transient, Code: "erase_busy",
-				Message: fmt.Sprintf("an erasure of stream %s is at work, or was interrupted: %v",
-					c.cfg.Stream, err),
+				Message: fmt.Sprintf("stream %s can't be archived from %d on: an erasure is at work, or was "+
+					"interrupted: %v", c.cfg.Stream, next, err),
 				Hint: "Let it finish. One that was interrupted goes on when it is run again, as `outflow " +
 					"erase --doc ID --request NAME --yes`: table outflow_erasures names the requests that " +
 					"have no finished_at. Then archive again."}
@@ -309,6 +315,23 @@ func (c *command) erasedNow(ctx context.Context) (outbox.Sequences, error) {
 		err = c.anew(made)
 	}
 	return all, err
+}
+
+// held fails where the stream still has a message that it notes as erased, and that is not archived yet.
+func (c *command) held(ctx context.Context) error {
+	erased, err := c.erasedNow(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range erased.Within(c.a.Next(), c.to) {
+		switch m, err := c.first(ctx, r.From); {
+		case err != nil:
+			return err
+		case m != nil && m.Seq <= r.To:
+			return fmt.Errorf("%w: the stream still has %d", archive.ErrErased, m.Seq)
+		}
+	}
+	return nil
 }
 
 func (c *command) anew(made time.Time) error {
