@@ -159,8 +159,8 @@ func (s *Stream) Restored(ctx context.Context) error {
 		delete(c, "duplicate_window") // the server's default
 		metadata := map[string]string{}
 		err := json.Unmarshal(c["metadata"], &metadata)
-		if err == nil {
-			metadata[MetadataRestored] = metadata[MetadataRestoring]
+		if from, ok := metadata[MetadataRestoring]; ok { // another run may have been here first
+			metadata[MetadataRestored] = from
 			delete(metadata, MetadataRestoring)
 			c["metadata"], err = json.Marshal(metadata)
 		}

@@ -170,6 +170,28 @@ func TestAStreamThatExistsIsNotRestored(t *testing.T) {
 	w.wantFault(err, "restore_exists")
 }
 
+// TestOfTwoRestoresAtOnceNoneForgetsWhatTheStreamIs: an erasure knows it as a copy by its metadata. One
+// finishes while the other one is about to.
+func TestOfTwoRestoresAtOnceNoneForgetsWhatTheStreamIs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.archive(false)
+	_, err := w.restore(RestoreOptions{To: "PAST", Hit: func(point string) {
+		if point == "restore.purged" {
+			_, err := w.restore(RestoreOptions{To: "PAST"})
+			must.Succeed(t, err)
+		}
+	}})
+	must.Succeed(t, err)
+	s, err := w.js.Stream(t.Context(), "PAST")
+	must.Succeed(t, err)
+	meta := s.CachedInfo().Config.Metadata
+	want := archive.FolderOf("OUTBOX", w.s.CachedInfo().Created)
+	if _, under := meta[stream.MetadataRestoring]; under || meta[stream.MetadataRestored] != want {
+		t.Errorf("%v, want %s", meta, want)
+	}
+}
+
 // TestARestoreIntoAStreamOfOthersIsNoticed: somebody publishes to it meanwhile.
 func TestARestoreIntoAStreamOfOthersIsNoticed(t *testing.T) {
 	t.Parallel()
