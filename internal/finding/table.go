@@ -286,6 +286,11 @@ var table = []Finding{
 		Hint: "A view reads the partition, or a foreign key refers to its rows: the message says which. " +
 			"Drop that, let the view read the outbox itself, or give the constraint ON DELETE CASCADE or " +
 			"SET NULL. Everything else goes meanwhile."},
+	{Code: "partition_columns", Severity: Error, Classes: fatal,
+		Title: "A detached partition has a column otherwise than the outbox",
+		Hint: "The outbox's column was renamed, or got another type, and ALTER TABLE no longer reaches the " +
+			"partition. Alter it in the same way: the message says how.",
+		Runbook: "[What reads detached partitions](retention.md#columns-of-detached-partitions)."},
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
 		Hint: "A table has the name that a new partition would get: rename it, and drop it only if nobody " +

@@ -29,6 +29,9 @@ type Snapshot struct {
 	former *catalog.Table // see [Snapshot.IncludeFormer]
 	// partitions that were detached, and not dropped yet: their rows are the outbox's as before
 	detached []catalog.Table
+	// columns of the outbox that one of the tables has otherwise, and why it can't be read as the outbox's:
+	// they are in no query that reads these tables
+	differ map[string]error
 	// columns of the publication; nil below PostgreSQL 18, which lists generated ones but doesn't publish
 	// them
 	published []string
@@ -105,7 +108,7 @@ func (r *Reader) Close() { postgres.Close(r.conn) }
 // Snapshot takes the exported snapshot of that name, or, if it is empty, one of now. The reader's connection
 // is the snapshot's then.
 func (r *Reader) Snapshot(ctx context.Context, exported string) (_ *Snapshot, err error) {
-	s := &Snapshot{cfg: r.cfg, conn: r.conn, known: r.known}
+	s := &Snapshot{cfg: r.cfg, conn: r.conn, known: r.known, differ: map[string]error{}}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -164,6 +167,41 @@ func (s *Snapshot) findDetached(ctx context.Context) (err error) {
 			}
 			return fmt.Errorf("lock the detached partition %s: %w", p.Quoted(), err)
 		}
+		if err := s.compareColumns(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// codeFormer is the code of a table that was published before and can't be read as the outbox.
+const codeFormer = "former_table"
+
+// compareColumns notes which columns a table that is read beside the outbox has otherwise. It refuses one
+// that is called as the outbox: its name would stand for the whole row.
+func (s *Snapshot) compareColumns(t catalog.Table) error {
+	for _, c := range s.table.Columns {
+		_, err := s.table.ColumnOf(t, c.Name)
+		if f := outbox.FaultOf(err); f != nil && s.former != nil {
+			f.Code = codeFormer
+			f.Hint += fmt.Sprintf(". Or drop %s: its rows that are not published are lost then", t.Quoted())
+		}
+		if err != nil && s.differ[c.Name] == nil {
+			s.differ[c.Name] = err
+		}
+	}
+	return s.differ[s.table.Name]
+}
+
+// differs is the fault of a column that can't be read, where the server says that a query's tables lack it.
+func (s *Snapshot) differs(err error) error {
+	if postgres.SQLState(err) != postgres.StateUndefinedColumn {
+		return nil
+	}
+	for _, c := range s.table.Columns {
+		if f := s.differ[c.Name]; f != nil && strings.Contains(err.Error(), c.Name) {
+			return f
+		}
 	}
 	return nil
 }
@@ -192,7 +230,7 @@ func (s *Snapshot) IncludeFormer(ctx context.Context, oid uint32) (name string, 
 		return "", err
 	}
 	s.former = &t
-	return schema + "." + table, nil
+	return schema + "." + table, s.compareColumns(t)
 }
 
 // CountReused counts the rows of q that have the id of another event in the table of
@@ -320,6 +358,9 @@ func (s *Snapshot) rowsFault(q Query, err error) error {
 		table, quoted = table+" or "+s.former.Schema+"."+s.former.Name, quoted+", "+s.former.Quoted()
 	}
 	state := postgres.SQLState(err)
+	if f := s.differs(err); f != nil {
+		return f
+	}
 	switch {
 	case state == postgres.StateDiskFull || state == postgres.StateConfigurationLimitExceeded:
 		return postgres.Fatal(err, "temp_space", "Give the server room for temporary files "+
@@ -337,7 +378,7 @@ func (s *Snapshot) rowsFault(q Query, err error) error {
 	case s.former != nil && q.Where == "" &&
 		slices.Contains([]string{postgres.StateUndefinedColumn, postgres.StateUndefinedFunction,
 			postgres.StateDatatypeMismatch, postgres.StateCannotCoerce}, state):
-		return postgres.Fatal(err, "former_table", fmt.Sprintf("Give the columns of %s the names and types "+
+		return postgres.Fatal(err, codeFormer, fmt.Sprintf("Give the columns of %s the names and types "+
 			"that they have in %s, or drop it: its rows that are not published are lost then",
 			s.former.Quoted(), s.table.Quoted()), "tables %s can't be read as one: their columns differ",
 			table)
@@ -433,15 +474,14 @@ func (s *Snapshot) rows() string {
 	return "(" + strings.Join(all, " UNION ALL ") + ")"
 }
 
-// columnsOf are the columns of the outbox, as another table has them: NULL where it lacks one.
+// columnsOf are the columns of the outbox, as another table has them, but for those of which one of the
+// tables can't tell: a query that needs one of these fails.
 func (s *Snapshot) columnsOf(t catalog.Table) string {
 	var all []string
 	for _, c := range s.table.Columns {
-		name := postgres.Quote(c.Name)
-		if _, ok := t.Column(c.Name); !ok {
-			name = "NULL AS " + name
+		if sql, err := s.table.ColumnOf(t, c.Name); err == nil && s.differ[c.Name] == nil {
+			all = append(all, sql+" AS "+postgres.Quote(c.Name))
 		}
-		all = append(all, name)
 	}
 	return strings.Join(all, ", ")
 }

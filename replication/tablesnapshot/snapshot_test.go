@@ -57,9 +57,10 @@ func TestAnotherTableWithOtherColumnsIsRefused(t *testing.T) {
 	d.Exec(outboxdb.PlainTable + `; CREATE PUBLICATION outflow FOR ALL TABLES;
 		INSERT INTO outbox (id, doc_id, actor_id, counter, payload) VALUES ('00000000-0000-0000-0000-000000000001', 'a', 'x', 1, '{}')`)
 	for _, c := range []struct {
-		former string
-		code   string // "": none
-		reused int
+		former  string
+		columns []string // that are read; nil: the id
+		code    string   // "": none
+		reused  int
 	}{
 		{former: "(LIKE outbox)"},
 		{former: "AS SELECT * FROM outbox"},
@@ -67,7 +68,11 @@ func TestAnotherTableWithOtherColumnsIsRefused(t *testing.T) {
 			reused: 1},
 		{former: "(id bigint, doc_id text)", code: "former_table"},
 		{former: "(number uuid, doc_id text)", code: "former_table"},
-		{former: "(LIKE outbox); ALTER TABLE former ALTER payload TYPE json", code: "former_table"},
+		{former: "(LIKE outbox); ALTER TABLE former ALTER payload TYPE json"},
+		{former: "(LIKE outbox); ALTER TABLE former ALTER payload TYPE bytea USING ''",
+			columns: outboxdb.Columns, code: "former_table"},
+		{former: "(LIKE outbox); ALTER TABLE former RENAME payload TO body", columns: outboxdb.Columns,
+			code: "former_table"},
 	} {
 		d.Exec("DROP TABLE IF EXISTS former; CREATE TABLE former " + c.former)
 		snap, err := Open(within(t), d.cfg, "")
@@ -80,7 +85,10 @@ func TestAnotherTableWithOtherColumnsIsRefused(t *testing.T) {
 		}
 		n, err := snap.CountReused(within(t), Query{ID: "id", Columns: outboxdb.Columns})
 		if err == nil {
-			err = snap.Rows(within(t), Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}},
+			if c.columns == nil {
+				c.columns = []string{"id"}
+			}
+			err = snap.Rows(within(t), Query{Mapping: outboxdb.Mapping, ID: "id", Columns: c.columns},
 				func([][]byte) error { return nil })
 		}
 		if c.code != "" {

@@ -1,0 +1,108 @@
+package partition
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgserver"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/tablesnapshot"
+)
+
+// columns are the values of columns in a snapshot of the outbox, in some order.
+func (w *world) columns(id string, names ...string) (all []string, err error) {
+	w.T.Helper()
+	s, err := tablesnapshot.Open(outboxdb.Within(w.T), catalog.Config{URL: w.URL, Table: w.cfg.Table,
+		Slot: w.Slot, Publication: w.Slot}, "")
+	must.Succeed(w.T, err)
+	defer s.Close()
+	q := tablesnapshot.Query{Mapping: outboxdb.Mapping, ID: id, Columns: names}
+	q.Mapping.Key = ""
+	err = s.Rows(outboxdb.Within(w.T), q, func(v [][]byte) error {
+		row := make([]string, len(v))
+		for i, value := range v {
+			if row[i] = string(value); value == nil {
+				row[i] = "NULL"
+			}
+		}
+		all = append(all, strings.Join(row, " "))
+		return nil
+	})
+	slices.Sort(all)
+	return all, err
+}
+
+// newRetyped makes an outbox whose first partition is sealed with two rows, and has columns of types that the
+// outbox leaves behind.
+func newRetyped(t *testing.T, srv *pgserver.Server) *world {
+	t.Helper()
+	w := newWorld(t, srv, 1)
+	w.Exec("ALTER TABLE outbox ALTER counter TYPE int, ALTER actor_id TYPE varchar(9), ALTER payload " +
+		"TYPE json, ADD number int NOT NULL DEFAULT 7")
+	w.insert(0, 2, true)
+	w.apply()
+	w.want(0, Sealed)
+	return w
+}
+
+// TestColumnsOfADetachedPartitionAreReadAsTheOutboxs: ALTER TABLE of the outbox does not reach it. One that
+// was renamed is refused, and never read as NULL, until the partition has it as well, by the statement that
+// is named; one that was added is NULL; another type is cast, or refused.
+func TestColumnsOfADetachedPartitionAreReadAsTheOutboxs(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		alter   string
+		columns string
+		want    []string // of the two rows; nil: it is refused
+		says    string
+		mend    string // what the hint says, or a part of it
+		mended  []string
+	}{
+		{alter: "ALTER counter TYPE bigint, ALTER actor_id TYPE text, ALTER payload TYPE jsonb",
+			columns: "counter actor_id payload", want: []string{"1 a {}", "2 a {}"}},
+		{alter: "ALTER counter TYPE text", columns: "counter doc_id", want: []string{"1 d", "2 d"}},
+		{alter: "ADD note text", columns: "doc_id counter note", want: []string{"d 1 NULL", "d 2 NULL"}},
+		{alter: "RENAME counter TO serial", columns: "doc_id actor_id", want: []string{"d a", "d a"}},
+		{alter: "RENAME counter TO serial", columns: "doc_id serial",
+			says: `table "public"."outbox_0" lacks column "serial" of the outbox "public"."outbox"`,
+			mend: `ALTER TABLE "public"."outbox_0" RENAME COLUMN "counter" TO "serial"`, mended: []string{"d 1", "d 2"}},
+		{alter: "RENAME number TO size", columns: "size", says: `lacks column "size"`, // the last one
+			mend: `ALTER TABLE "public"."outbox_0" RENAME COLUMN "number" TO "size"`, mended: []string{"7", "7"}},
+		{alter: "RENAME payload TO body; ALTER TABLE outbox ADD payload text", columns: "body",
+			says: `lacks column "body"`, mend: `ALTER TABLE "public"."outbox_0" RENAME COLUMN ... TO "body"`},
+		{alter: "ADD note text, DROP number", columns: "note", says: `lacks column "note"`,
+			mend: `ALTER TABLE "public"."outbox_0" ADD COLUMN "note" text`, mended: []string{"NULL", "NULL"}},
+		{alter: "ALTER payload TYPE bytea USING 'a'", columns: "payload",
+			says: `column "payload" of table "public"."outbox_0" is of type json, and of the outbox`,
+			mend: `ALTER TABLE "public"."outbox_0" ALTER COLUMN "payload" TYPE bytea`},
+	} {
+		t.Run(c.alter+" "+c.columns, func(t *testing.T) {
+			t.Parallel()
+			w := newRetyped(t, pgtest.Server(t))
+			w.Exec("ALTER TABLE outbox " + c.alter)
+			got, err := w.columns("id", strings.Fields(c.columns)...)
+			if c.want != nil {
+				if err != nil || !slices.Equal(got, c.want) {
+					t.Errorf("%q, %v", got, err)
+				}
+				return
+			}
+			f := wantFault(t, err, outbox.Fatal, catalog.CodePartitionColumns)
+			if !strings.Contains(f.Message, c.says) || !strings.Contains(f.Hint, c.mend) {
+				t.Errorf("%s; %s", f.Message, f.Hint)
+			}
+			if c.mended != nil {
+				w.Exec(c.mend)
+				got, err := w.columns("id", strings.Fields(c.columns)...)
+				if err != nil || !slices.Equal(got, c.mended) {
+					t.Errorf("%s: %q, %v", c.mend, got, err)
+				}
+			}
+		})
+	}
+}
