@@ -1,6 +1,8 @@
 package partition
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -104,5 +106,62 @@ func TestColumnsOfADetachedPartitionAreReadAsTheOutboxs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAnErasureReadsColumnsOfADetachedPartitionAsTheOutboxs: one that was renamed is refused before a row
+// goes, and those that an erasure does not read are of no matter.
+func TestAnErasureReadsColumnsOfADetachedPartitionAsTheOutboxs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 2, true)
+	w.apply()
+	w.Exec("ALTER TABLE outbox ALTER id TYPE text, ALTER actor_id TYPE varchar(9); ALTER TABLE outbox " +
+		"RENAME payload TO body; ALTER TABLE outbox RENAME doc_id TO doc")
+	w.Exec("INSERT INTO outbox (id, doc, actor_id, counter, body) SELECT gen_random_uuid(), 'd', 'a', 9, " +
+		"'{}' FROM generate_series(1, 3)")
+	w.Exec("CREATE TABLE noted (sum uuid, slot text, request text)")
+	d := Document{Column: "doc", Name: "d", ID: "id", Noted: "public.noted", Slot: "s", Request: "r",
+		Keep: w.Text("SELECT id::text FROM outbox_0 LIMIT 1")}
+	m := w.manager()
+	erase := func() (Cut, error) {
+		return m.EraseDocument(outboxdb.Within(t), d, func(context.Context) (uint64, error) { return 1, nil })
+	}
+	_, err := m.CountDocument(outboxdb.Within(t), d)
+	wantFault(t, err, outbox.Fatal, catalog.CodePartitionColumns)
+	_, err = erase()
+	wantFault(t, err, outbox.Fatal, catalog.CodePartitionColumns)
+	if n := w.Text("SELECT count(*)::text FROM outbox"); n != "3" {
+		t.Errorf("%s rows are left before it was refused", n)
+	}
+	w.Exec("ALTER TABLE outbox_0 RENAME doc_id TO doc")
+	n, err := m.CountDocument(outboxdb.Within(t), d)
+	must.Succeed(t, err)
+	cut, err := erase()
+	if err != nil || n != 4 || cut.Rows != 4 {
+		t.Errorf("%d rows, %+v, %v", n, cut, err)
+	}
+	if got := w.Text("SELECT count(*) || ' ' || (SELECT count(*) FROM outbox_0) FROM noted"); got != "4 1" {
+		t.Errorf("noted, and left: %s", got)
+	}
+}
+
+// TestAPartitionWhoseIDWasRenamedIsRefused by apply, with the statement that mends it.
+func TestAPartitionWhoseIDWasRenamedIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.Exec("ALTER TABLE outbox RENAME id TO event_id")
+	w.cfg.ID = "event_id"
+	w.confirm(w.Slot)
+	_, err := w.try()
+	f := wantFault(t, err, outbox.Fatal, catalog.CodePartitionColumns)
+	mend := fmt.Sprintf(`ALTER TABLE %s RENAME COLUMN "id" TO "event_id"`, quoted("public", old(0)))
+	if !strings.Contains(f.Hint, mend) || !w.exists(0) {
+		t.Errorf("%s", f.Hint)
+	}
+	w.Exec(mend)
+	w.apply()
+	if w.exists(0) {
+		t.Errorf("it is %s", w.state(0))
 	}
 }

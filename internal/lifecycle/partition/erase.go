@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,20 +39,20 @@ const eraseTries = 20
 
 // CountDocument counts the rows of a document, in the outbox and in detached partitions.
 func (m *Manager) CountDocument(ctx context.Context, d Document) (n int64, err error) {
-	tables, _, err := m.leaves(ctx)
-	if err != nil {
-		return 0, err
-	}
-	condition, values, err := m.rowsOf(d)
+	attached, detached, err := m.leaves(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer progress.Wait(ctx, "counting the rows of the document in "+m.root.Quoted())()
-	for _, name := range tables {
+	for _, t := range append(attached, detached...) {
+		condition, values, err := m.rowsOf(d, t)
+		if err != nil {
+			return n, err
+		}
 		var some int64
-		if err := m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+name+" t WHERE "+condition, values...).
+		if err := m.conn.QueryRow(ctx, "SELECT count(*) FROM "+t.Only()+" WHERE "+condition, values...).
 			Scan(&some); err != nil {
-			return n, m.explain("read table "+name, err)
+			return n, m.explain("read table "+t.Quoted(), err)
 		}
 		n += some
 	}
@@ -67,10 +66,6 @@ func (m *Manager) CountDocument(ctx context.Context, d Document) (n int64, err e
 // No lock keeps writers out. Whoever goes on to write the document makes it begin again, some times.
 func (m *Manager) EraseDocument(ctx context.Context, d Document,
 	lastSeq func(ctx context.Context) (uint64, error)) (cut Cut, err error) {
-	condition, values, err := m.rowsOf(d)
-	if err != nil {
-		return cut, err
-	}
 	if err := m.alone(ctx); err != nil {
 		return cut, err
 	}
@@ -86,7 +81,7 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 	task := progress.Count(ctx, "deleting the rows of the document from "+m.root.Quoted(), "rows", 0)
 	defer task.End()
 	for range eraseTries {
-		n, err := m.erasePass(ctx, d, condition, values)
+		n, err := m.erasePass(ctx, d)
 		cut.Rows += n
 		task.Add(n)
 		if err != nil {
@@ -116,58 +111,78 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 		Message: fmt.Sprintf("rows of the document come to %s while they are deleted", m.root.Quoted())}
 }
 
-// rowsOf is the condition of the document's rows, and its parameters. The text decides, as it does in the
-// stream; the value itself finds them by an index.
-func (m *Manager) rowsOf(d Document) (string, []any, error) {
+// rowsOf is the condition of the document's rows in a table, and its parameters. The text decides, as it does
+// in the stream; the value itself finds them by an index.
+func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
 	c, ok := m.root.Column(d.Column)
 	if !ok {
 		return "", nil, postgres.Fatal(nil, "column_missing", "Set columns.doc_id",
 			"table %s has no column %q", m.root.Quoted(), d.Column)
 	}
-	name := "t." + postgres.Quote(d.Column)
+	name, err := m.root.ColumnOf(in, d.Column)
+	if err != nil {
+		return "", nil, err
+	}
 	condition := fmt.Sprintf(`%s = $1::text::%s AND %s::text COLLATE "C" = $1::text COLLATE "C"`, name, c.TypeName,
 		name)
 	values := []any{d.Name}
 	if d.Keep != "" {
-		condition += fmt.Sprintf(" AND concat(t.%s) <> $2::text", postgres.Quote(d.ID))
+		id, err := m.root.ColumnOf(in, d.ID)
+		if err != nil {
+			return "", nil, err
+		}
+		condition += fmt.Sprintf(" AND concat(%s) <> $2::text", id)
 		values = append(values, d.Keep)
 	}
 	return condition, values, nil
 }
 
-// noting is the SQL of a deletion that notes the ids of the rows that go, and returns how many did.
-func (m *Manager) noting(d Document, deletion string, values []any) (string, []any) {
+// erasing is what deletes rows of a document from a table, and its parameters: at most so many at a time; 0:
+// all. It notes the ids of the rows that go, and returns how many did.
+func (m *Manager) erasing(d Document, in catalog.Table, limit int) (string, []any, error) {
+	condition, values, err := m.rowsOf(d, in)
+	if err != nil {
+		return "", nil, err
+	}
+	deletion := "DELETE FROM " + in.Only() + " WHERE " + condition
+	if limit > 0 {
+		deletion = fmt.Sprintf("DELETE FROM %[1]s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %[1]s WHERE "+
+			"%[2]s LIMIT %[3]d)) AND %[2]s", in.Only(), condition, limit)
+	}
 	id, ok := m.root.Column(d.ID)
 	if d.Noted == "" || !ok {
-		return "WITH gone AS (" + deletion + " RETURNING 1) SELECT count(*) FROM gone", values
+		return "WITH gone AS (" + deletion + " RETURNING 1) SELECT count(*) FROM gone", values, nil
 	}
+	value, err := m.root.ColumnOf(in, d.ID)
 	n := len(values)
-	return fmt.Sprintf(`WITH gone AS (%[1]s RETURNING t.%[2]s), noted AS (INSERT INTO %[3]s (sum, slot, request)
+	return fmt.Sprintf(`WITH gone AS (%[1]s RETURNING %[7]s AS %[2]s), noted AS (INSERT INTO %[3]s (sum, slot, request)
 		SELECT DISTINCT %[4]s, $%[5]d::text, $%[6]d::text FROM gone WHERE gone.%[2]s IS NOT NULL
 		ON CONFLICT DO NOTHING) SELECT count(*) FROM gone`, deletion, postgres.Quote(d.ID), d.Noted,
-		tablesnapshot.HashOf("gone", id), n+1, n+2), append(slices.Clone(values), d.Slot, d.Request)
+		tablesnapshot.HashOf("gone", id), n+1, n+2, value), append(values, d.Slot, d.Request), err
 }
 
-// leaves returns the tables that have rows: those of the outbox, and detached partitions.
-func (m *Manager) leaves(ctx context.Context) (attached, detached []string, err error) {
-	rows, err := m.conn.Query(ctx, `SELECT format('%I.%I', n.nspname, c.relname)
+// leaves returns the tables that have rows: those of the outbox, which have its columns, and detached
+// partitions.
+func (m *Manager) leaves(ctx context.Context) (attached, detached []catalog.Table, err error) {
+	rows, err := m.conn.Query(ctx, `SELECT c.oid, n.nspname, c.relname
 		FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf
 			UNION SELECT $1::oid) t JOIN pg_class c ON c.oid = t.relid AND c.relkind = 'r'
-			JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1`, m.root.OID)
+			JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 2, 3`, m.root.OID)
 	if err == nil {
-		attached, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		attached, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (catalog.Table, error) {
+			t := m.root.Table
+			t.Partitioned = false
+			err := row.Scan(&t.OID, &t.Schema, &t.Name)
+			return t, err
+		})
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the partitions of %s: %w", m.root.Quoted(), err)
 	}
-	tables, err := catalog.DetachedPartitions(ctx, m.conn, m.root.Table)
-	if err != nil {
+	if detached, err = catalog.DetachedPartitions(ctx, m.conn, m.root.Table); err != nil {
 		return nil, nil, err
 	}
-	for _, t := range tables {
-		detached = append(detached, t.Quoted())
-	}
-	return append(attached, detached...), detached, m.sameServer(ctx)
+	return attached, detached, m.sameServer(ctx)
 }
 
 // sameServer makes sure that detached partitions are found by their OIDs. After a dump and restore those are
@@ -200,26 +215,30 @@ func unfound(name, why string) error {
 }
 
 // erasePass deletes all rows that can be seen.
-func (m *Manager) erasePass(ctx context.Context, d Document, condition string, values []any) (n int64,
-	err error) {
-	all, detached, err := m.leaves(ctx)
+func (m *Manager) erasePass(ctx context.Context, d Document) (n int64, err error) {
+	attached, detached, err := m.leaves(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if _, err := m.readLedger(ctx); err != nil {
 		return 0, err
 	}
-	attached := all[:len(all)-len(detached)]
-	for _, name := range attached {
-		sql := fmt.Sprintf(`DELETE FROM ONLY %[1]s t WHERE t.ctid = ANY (ARRAY(SELECT t.ctid FROM ONLY %[1]s t
-			WHERE %[2]s LIMIT %[3]d)) AND %[2]s`, name, condition, batchRows)
-		sql, values := m.noting(d, sql, values)
+	for _, t := range detached { // before anything is deleted
+		if _, _, err := m.erasing(d, t, 0); err != nil {
+			return 0, err
+		}
+	}
+	for _, t := range attached {
+		sql, values, err := m.erasing(d, t, batchRows)
+		if err != nil {
+			return n, err
+		}
 		for {
 			var deleted int64
 			if err := m.retry(ctx, func() error {
 				return m.conn.QueryRow(ctx, sql, values...).Scan(&deleted)
 			}); err != nil {
-				return n, m.explain("delete rows of "+name, err)
+				return n, m.explain("delete rows of "+t.Quoted(), err)
 			}
 			if n += deleted; deleted == 0 {
 				break
@@ -227,11 +246,14 @@ func (m *Manager) erasePass(ctx context.Context, d Document, condition string, v
 			m.o.Hit("erase.rows")
 		}
 	}
-	for _, name := range detached {
-		sql, values := m.noting(d, "DELETE FROM ONLY "+name+" t WHERE "+condition, values)
-		deleted, err := m.eraseDetached(ctx, name, sql, values)
+	for _, t := range detached {
+		sql, values, err := m.erasing(d, t, 0)
 		if err != nil {
-			return n, m.explain("delete rows of partition "+name, err)
+			return n, err
+		}
+		deleted, err := m.eraseDetached(ctx, t.Quoted(), sql, values)
+		if err != nil {
+			return n, m.explain("delete rows of partition "+t.Quoted(), err)
 		}
 		if n += deleted; deleted > 0 {
 			m.o.Hit("erase.detached")
@@ -303,16 +325,20 @@ const writersPoll = 100 * time.Millisecond
 // awaitWriters waits for the transactions that may have written to the outbox by now, prepared ones as well:
 // those that hold the lock that writing takes.
 func (m *Manager) awaitWriters(ctx context.Context) error {
-	all, _, err := m.leaves(ctx)
+	attached, detached, err := m.leaves(ctx)
 	if err != nil {
 		return err
+	}
+	oids := []uint32{m.root.OID}
+	for _, t := range append(attached, detached...) {
+		oids = append(oids, t.OID)
 	}
 	open := func(of []string) (found []string, err error) {
 		rows, err := m.conn.Query(ctx, `SELECT DISTINCT virtualtransaction FROM pg_locks WHERE granted
 			AND locktype = 'relation' AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-			AND (relation = $1 OR relation = ANY ($2::text[]::regclass[]::oid[]))
-			AND ($3::text[] IS NULL OR virtualtransaction = ANY ($3))`, m.root.OID, all, of)
+			AND relation = ANY ($1::oid[])
+			AND ($2::text[] IS NULL OR virtualtransaction = ANY ($2))`, array(oids), of)
 		if err == nil {
 			found, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		}

@@ -367,7 +367,13 @@ func (m *Manager) lock(ctx context.Context, tx pgx.Tx, p *Partition, mode string
 func (m *Manager) sum(ctx context.Context, tx pgx.Tx, p *Partition) (s Sum, err error) {
 	what := "t.*"
 	if m.cfg.ID != "" {
-		what = "t." + postgres.Quote(m.cfg.ID)
+		t, err := catalog.ReadTable(ctx, tx, p.Name)
+		if err == nil {
+			what, err = m.root.ColumnOf(t, m.cfg.ID)
+		}
+		if err != nil {
+			return s, err
+		}
 	}
 	err = tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*), coalesce(sum(hashtextextended(concat(%s) COLLATE "C",
 		0)), 0)::text FROM ONLY %s t`, what, p.Name)).Scan(&s.Rows, &s.Hash)
