@@ -81,7 +81,7 @@ type rowWriter struct {
 	conn   *pgx.Conn // nil: nothing is written
 	layout *wiring.Layout
 	carry  *carrier
-	insert func(detached []catalog.Table) string // the statement
+	insert func(detached []catalog.Table) (string, error) // the statement
 	rep    *Rows
 	hit    func(string)
 
@@ -207,16 +207,19 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	if key := w.layout.Mapping.Key; key != "" {
 		returned = postgres.Quote(key) + "::text"
 	}
-	w.insert = func(detached []catalog.Table) string {
+	w.insert = func(detached []catalog.Table) (string, error) {
 		var there strings.Builder
 		for _, p := range detached {
-			fmt.Fprintf(&there, " AND NOT EXISTS (SELECT FROM ONLY %s WHERE %s = %s)", p.Quoted(),
-				postgres.Quote(w.layout.ID), id)
+			has, err := t.ColumnOf(p, w.layout.ID)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(&there, " AND NOT EXISTS (SELECT FROM ONLY %s WHERE %s = %s)", p.Quoted(), has, id)
 		}
 		return fmt.Sprintf("INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s "+
 			"WHERE NOT EXISTS (SELECT FROM %[1]s WHERE %[4]s = %[5]s)%[7]s RETURNING %[6]s", table,
 			strings.Join(names, ", "), strings.Join(values, ", "),
-			postgres.Quote(w.layout.ID), id, returned, there.String())
+			postgres.Quote(w.layout.ID), id, returned, there.String()), nil
 	}
 	return nil
 }
@@ -360,7 +363,11 @@ func (w *rowWriter) write(ctx context.Context, rows [][]any, keys []string) (ins
 		if err != nil {
 			return err
 		}
-		sql, b := w.insert(detached), &pgx.Batch{}
+		sql, err := w.insert(detached)
+		if err != nil {
+			return err
+		}
+		b := &pgx.Batch{}
 		for i, values := range rows {
 			b.Queue(sql, values...).QueryRow(func(row pgx.Row) error {
 				var key *string

@@ -1,6 +1,7 @@
 package maintenance
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -65,4 +66,28 @@ func TestARepairReadsDetachedPartitionsWhoseOutboxWasAltered(t *testing.T) {
 	r.Start()
 	r.settle()
 	r.MustStop(t)
+}
+
+// TestRowsOfADetachedPartitionAreThereUnderAnotherName: rows that a detached partition has are not put back
+// where the id column has another name and type by now; it is refused until the partition has that name.
+func TestRowsOfADetachedPartitionAreThereUnderAnotherName(t *testing.T) {
+	t.Parallel()
+	r := newRetained(t, pgtest.Server(t), "rowsthere", "ARCHIVE_URL=file://"+t.TempDir())
+	r.Init()
+	r.Start()
+	r.write(1, 20)
+	harness.AwaitMessages(t, r.JS, r.Stream, 20)
+	r.settle()
+	r.MustRun("partition", "apply")
+	r.beat() // another window: the newest one can't be archived
+	archived(t, r.Installation, 20)
+	r.MustStop(t)
+	harness.Exec(t, r.Conn, "ALTER TABLE outbox ALTER id TYPE text; ALTER TABLE outbox RENAME id TO event_id")
+	r.Set("COLUMNS_ID=event_id")
+	mend := `ALTER TABLE "public"."day_1" RENAME COLUMN "id" TO "event_id"`
+	r.MustFail(3, []string{"archive", "rows", "--to", "20"}, "partition_columns", mend)
+	for day := range 3 {
+		harness.Exec(t, r.Conn, strings.ReplaceAll(mend, "day_1", fmt.Sprintf("day_%d", day+1)))
+	}
+	r.MustContain("rows", r.MustRun("archive", "rows", "--to", "20"), " 0 rows put back, 20 were there")
 }
