@@ -156,6 +156,16 @@ func (r *Record) Uninstalled(stream relay.StreamState) uint64 {
 	return min(r.Base, stream.LastSeq)
 }
 
+// OfTable reports whether the record is of a table: by its OID, which another table of the server hardly has,
+// or where an older build has written it by the name that the table had when init was last run. name "": by
+// its OID only.
+func (r *Record) OfTable(name string, oid uint32) bool {
+	if r.Publication.TableOID == 0 {
+		return name != "" && r.Mapping.Table == name
+	}
+	return r.Publication.TableOID == oid
+}
+
 // LeftBehind reports whether the record is what `outflow uninstall` has left: nobody makes its slot.
 func (r *Record) LeftBehind() bool { return r.Creating && r.Base > 0 }
 

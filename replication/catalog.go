@@ -45,6 +45,16 @@ func (s *Session) Cluster(ctx context.Context) (catalog.Cluster, error) {
 	return catalog.ReadCluster(ctx, s.conn, s.version, s.cfg.Config)
 }
 
+// Databases reads in which database of the server things are.
+func (s *Session) Databases(ctx context.Context) (catalog.Databases, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return catalog.Databases{}, err
+	}
+	defer unlock()
+	return catalog.ReadDatabases(ctx, s.conn)
+}
+
 // Table reads the outbox's description.
 func (s *Session) Table(ctx context.Context) (catalog.Table, error) {
 	unlock, err := s.lock(ctx)

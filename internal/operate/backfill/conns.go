@@ -92,6 +92,8 @@ type Readings struct {
 	// Owned says that another cluster makes the stream; the record is as a start here would take it over.
 	// nil: none does, or the store has refused it.
 	Owned error
+
+	Databases catalog.Databases // by which the records of this one are known
 }
 
 // Read reads what a start reads, and goes on if the record is corrupt.
@@ -108,6 +110,9 @@ func (l *Conns) Read(ctx context.Context) (r Readings, err error) {
 		return rec, revision, err
 	}
 	if r.Readings, err = reader.Read(ctx); err != nil {
+		return r, err
+	}
+	if r.Databases, err = l.Session.Databases(ctx); err != nil {
 		return r, err
 	}
 	l.CC = wiring.Checkpoint(l.cfg, l.Layout)
@@ -194,19 +199,21 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	})
 }
 
-// Others returns the records of the other slots of this server, and those that can't be read.
+// Others returns the records of the other slots of this database, under whatever name, and those that can't
+// be read.
 func (l *Conns) Others(ctx context.Context, rd Readings) ([]checkpoint.Other, error) {
 	all, err := l.Store.Others(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the records of other slots: %w", err)
 	}
 	return slices.DeleteFunc(all, func(o checkpoint.Other) bool {
-		return o.Record != nil && o.Record.SystemID != rd.Server.SystemID
+		return o.Record != nil && (o.Record.SystemID != rd.Server.SystemID ||
+			!rd.Databases.Has(o.Slot, o.Record.Database, o.Record.OfTable(l.PGC.Table, l.Layout.Table.OID)))
 	}), nil
 }
 
-// Readers are the slots of the others that read this table, or may: the record of a slot of this database
-// names another one if the database was renamed since.
+// Readers are the slots of the others, as Others returns them, that read this table, or may: the record of a
+// slot of this database names another one if the database was renamed since.
 func (l *Conns) Readers(rd Readings, others []checkpoint.Other) partition.Readers {
 	r := partition.Readers{May: map[string]string{}}
 	for _, o := range others {
@@ -215,7 +222,7 @@ func (l *Conns) Readers(rd Readings, others []checkpoint.Other) partition.Reader
 			r.May[o.Slot] = outbox.FaultOf(o.Err).Message +
 				"; run the newest version of outflow, or repair or uninstall that Outflow"
 		case !l.readsTable(o):
-		case o.Record.Database != rd.Server.Database:
+		case o.Record.Database != rd.Server.Database && rd.Databases.HasSlot(o.Slot):
 			r.May[o.Slot] = fmt.Sprintf("its record is of database %q, as this one may have been called; "+
 				"uninstall that Outflow if nobody needs it", o.Record.Database)
 		default:

@@ -157,9 +157,12 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 		return o, err
 	}
 	for _, other := range others {
-		r := other.Record
-		if r != nil && r.Database == rd.Server.Database && r.Repairing != "" && o.Repairing == "" {
+		if r := other.Record; r != nil && r.Repairing != "" && o.Repairing == "" {
 			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
+			if r.Database != rd.Server.Database {
+				o.Repairing += fmt.Sprintf(", whose record is of database %q, as this one may have been "+
+					"called (uninstall that Outflow if nobody needs it),", r.Database)
+			}
 		}
 	}
 	o.Readers = c.l.Readers(rd, others)

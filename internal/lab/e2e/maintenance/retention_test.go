@@ -2,12 +2,14 @@ package maintenance
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
@@ -178,6 +180,57 @@ func TestRowsWaitForAnOutflowWhoseDatabaseHadAnotherName(t *testing.T) {
 	rewritten(t, r.Installation, second, "database", "before")
 	r.write(1, 20)
 	r.waitsFor(second, `its record is of database "before"`)
+	r.goesWith(second)
+}
+
+// TestRowsWaitForARepairThatBeganBeforeItsDatabaseWasRenamed: its record has the former name, and there may
+// be no slot. The slot alone, before the repair, is missed as well.
+func TestRowsWaitForARepairThatBeganBeforeItsDatabaseWasRenamed(t *testing.T) {
+	t.Parallel()
+	natsURL := natstest.Server(t).URL()
+	r := newRetainedAt(t, pgtest.Server(t), natsURL, "repairmoved")
+	second := beside(t, r.Installation, natsURL)
+	named := "RETAIN_OTHER_SLOTS=" + second.Slot
+	r.write(1, 20)
+	r.Start()
+	r.settle()
+	harness.Exec(t, r.Conn, "SELECT pg_drop_replication_slot($1)", second.Slot)
+	renamed := func(says ...string) {
+		t.Helper()
+		restore := rewritten(t, r.Installation, second, "database", "before")
+		defer restore()
+		for range 2 {
+			r.MustContain("with the database renamed", r.MustRun("partition", "apply"), says...)
+		}
+		if got := r.left(); got != "day_1 day_2 day_3" {
+			t.Fatalf("left: %s", got)
+		}
+	}
+	r.Set("RETAIN_OTHER_SLOTS=")
+	renamed("slot " + second.Slot + " does not exist, and by its record it reads this table")
+	r.Set(named)
+	second.Set("SINK_DURABLE_AFTER=1h")
+	repair := exec.CommandContext(t.Context(), harness.Program(second.Env), "repair", "--accept",
+		"slot_missing")
+	repair.Env = second.Env
+	harness.Must(t, repair.Start())
+	harness.Eventually(t, "the repair has begun", func() error {
+		kv, err := r.JS.KeyValue(t.Context(), checkpoint.Bucket(second.Stream))
+		harness.Must(t, err)
+		rec, err := kv.Get(t.Context(), second.Slot)
+		if err == nil && !strings.Contains(string(rec.Value()), `"repairing"`) {
+			err = errors.New("it has not")
+		}
+		return err
+	})
+	harness.Must(t, repair.Process.Kill())
+	_ = repair.Wait()
+	renamed("outflow repair --accept slot_missing of slot "+second.Slot,
+		`whose record is of database "before"`, "has not finished")
+	second.Set("SINK_DURABLE_AFTER=0s")
+	if report, stderr, code := second.Repair("--accept", "slot_missing"); code != 0 {
+		t.Fatalf("exit code %d: %+v\n%s", code, report, stderr)
+	}
 	r.goesWith(second)
 }
 
