@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -111,6 +112,23 @@ func NewInstallation(t *testing.T, pg *pgserver.Server, natsURL, slot string,
 	f := &Installation{JS: JetStream(t, natsURL)}
 	f.Outflow, f.Conn, f.URL = Install(t, pg, natsURL, slot, settings...)
 	return f
+}
+
+// RenameDatabase gives its database another name, until the test ends. Nobody else may be connected to it.
+func (f *Installation) RenameDatabase(t *testing.T, pg *pgserver.Server) {
+	t.Helper()
+	name := f.Conn.Config().Database
+	now := name + "_moved"
+	Must(t, f.Conn.Close(t.Context()))
+	admin := Connect(t, pg.URL("postgres"))
+	Exec(t, admin, "ALTER DATABASE "+name+" RENAME TO "+now)
+	t.Cleanup(func() { // before that of the connection
+		_, err := admin.Exec(context.Background(), "ALTER DATABASE "+now+" RENAME TO "+name)
+		Must(t, err)
+	})
+	f.URL = strings.Replace(f.URL, "/"+name, "/"+now, 1)
+	f.Set("POSTGRES_URL=" + f.URL)
+	f.Conn = Connect(t, f.URL)
 }
 
 // UseStream gives it a stream of that name.

@@ -112,7 +112,8 @@ func (u *uninstall) checkRecord() {
 			"there is no checkpoint record of slot %s for stream %s: nothing shows that the slot is "+
 				"Outflow's", u.cfg.Slot, u.cfg.Stream)
 	case rec == nil:
-	case rec.SystemID != u.server.SystemID || rec.Database != u.server.Database:
+	case rec.SystemID != u.server.SystemID || rec.Database != u.server.Database &&
+		!u.databases.Renamed(rec.Database, rec.OfTable("", u.tableOID)):
 		u.refuse(codeServer, "Correct postgres.url",
 			"the checkpoint record is of database %s of server %s, this is database %s of server %s",
 			rec.Database, rec.SystemID, u.server.Database, u.server.SystemID)

@@ -73,10 +73,10 @@ func (u *uninstall) sharing() (slots []string) {
 	return slots
 }
 
-// here reports whether a record is of a slot of this database that was not uninstalled.
+// here reports whether a record is of a slot of this database, under whatever name, that was not uninstalled.
 func (u *uninstall) here(o checkpoint.Other) bool {
-	return o.Record != nil && o.Record.SystemID == u.server.SystemID &&
-		o.Record.Database == u.server.Database && !o.Record.LeftBehind()
+	return o.Record != nil && o.Record.SystemID == u.server.SystemID && !o.Record.LeftBehind() &&
+		u.databases.Has(o.Slot, o.Record.Database, o.Record.OfTable(u.table, u.tableOID))
 }
 
 func (u *uninstall) function(ctx context.Context) (Step, error) {

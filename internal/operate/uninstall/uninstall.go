@@ -165,6 +165,7 @@ type uninstall struct {
 	repl  *replication.Session
 
 	table    string // schema.name, "" without rows
+	tableOID uint32 // 0: there is none
 	record   *checkpoint.Record
 	corrupt  *outbox.Fault // why the record can't be read
 	revision uint64
@@ -174,6 +175,8 @@ type uninstall struct {
 	others   []checkpoint.Other
 	unlisted error     // why the others are not known
 	lock     *pgx.Conn // holds the lock on the table
+
+	databases catalog.Databases
 }
 
 // Run reads, plans and, with Yes, removes. The report is nil only if nothing could be found out. A refusal
@@ -336,7 +339,19 @@ func (u *uninstall) read(ctx context.Context) (err error) {
 	} else if u.record != nil { // the other records are compared with it
 		u.server.SystemID, u.server.Database = u.record.SystemID, u.record.Database
 	}
-	u.rep.Database = u.server.Database
+	u.rep.Database, u.databases.Own = u.server.Database, u.server.Database
+	if u.o.Gone != GonePostgres {
+		if u.databases, err = u.repl.Databases(ctx); err != nil {
+			return err
+		}
+	}
+	if u.o.Gone != GonePostgres && u.table != "" {
+		t, err := u.pg.Table(ctx)
+		if err != nil && outbox.FaultOf(err) == nil {
+			return err
+		}
+		u.tableOID = t.OID
+	}
 	if u.o.Gone == GoneNATS {
 		return nil
 	}

@@ -375,6 +375,44 @@ func TestUninstallLeavesWhatOthersUse(t *testing.T) {
 	f.MustContain("with the flag", out, "is uninstalled")
 }
 
+// TestUninstallKnowsARenamedDatabase: the records have its former name. What is of this database is removed,
+// also after a kill, and what another slot of it reads stays.
+func TestUninstallKnowsARenamedDatabase(t *testing.T) {
+	t.Parallel()
+	pg, ns := pgtest.Server(t), natstest.Server(t)
+	f := harness.NewInstallation(t, pg, ns.URL(), "moved", "SINK_DURABLE_AFTER=0s")
+	f.MustRun("init", "--sql-api")
+	second := harness.New(t, f.URL, ns.URL(), f.Slot+"_b", "STREAM="+f.Stream+"B",
+		"PUBLICATION="+f.Publication(), "SINK_DURABLE_AFTER=0s")
+	second.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	f.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	second.Start()
+	second.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+	second.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, second.Slot)
+	f.RenameDatabase(t, pg)
+	second.Set("POSTGRES_URL=" + f.URL)
+	all := []string{"uninstall", "--with-publication", "--sql-api", "--yes"}
+	f.Set("FAILPOINT=uninstall.record:1")
+	if out, _, code := f.Run(all...); code == 0 {
+		t.Fatalf("it was not killed: %s", out)
+	}
+	f.Env = f.Env[:len(f.Env)-1]
+	f.MustContain("outflow uninstall", f.MustRun(all...), "slot "+f.Slot+": not there",
+		"publication "+f.Publication()+": stays (slot "+second.Slot+" reads it)",
+		"function outflow.enqueue: stays (slot "+second.Slot+" reads the same table)", "is uninstalled")
+	f.MustContain("the other", second.MustRun(all...), "is uninstalled")
+	if got := harness.Value[string](t, f.Conn, `SELECT concat_ws(' ', (SELECT count(*) FROM pg_publication),
+		(SELECT count(*) FROM pg_proc WHERE proname = 'enqueue'), (SELECT count(*) FROM pg_replication_slots
+		WHERE database = current_database()))`); got != "0 0 0" {
+		t.Errorf("publications, functions and slots that are left: %s", got)
+	}
+}
+
 // TestUninstallCanBeKilledAnywhere: the next run finishes it, whatever is gone by then, and init works.
 func TestUninstallCanBeKilledAnywhere(t *testing.T) {
 	t.Parallel()
