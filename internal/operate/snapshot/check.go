@@ -95,7 +95,8 @@ func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) err
 	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init "+
 		"--snapshot` again", s.cfg.Stream)
 	switch {
-	case rec.SystemID != rd.Server.SystemID || rec.Database != rd.Server.Database:
+	case rec.SystemID != rd.Server.SystemID || rec.Database != rd.Server.Database &&
+		!rd.Databases.Renamed(rec.Database, rec.OfTable("", l.Layout.Table.OID)):
 		return refuse("snapshot_server", "Correct postgres.url. "+anew,
 			"the snapshot that did not finish is of database %s of the server %s, this is database %s of %s",
 			rec.Database, rec.SystemID, rd.Server.Database, rd.Server.SystemID)

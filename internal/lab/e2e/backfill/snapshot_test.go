@@ -241,3 +241,23 @@ func TestASnapshotWaitsForCommitsThatAreNotVisibleYet(t *testing.T) {
 	f.AwaitComplete(t, ns.URL(), 0)
 	judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject)
 }
+
+// TestASnapshotGoesOnInARenamedDatabase: what is left of one that was killed has the former name.
+func TestASnapshotGoesOnInARenamedDatabase(t *testing.T) {
+	t.Parallel()
+	const rows = 200
+	pg := pgtest.Server(t)
+	f := older(t, pg, natstest.Server(t).URL(), "renamed", rows)
+	f.Set("SINK_DURABLE_AFTER=0s")
+	f.KillSnapshotAt(t, fmt.Sprintf("snapshot.row:%d", rows/2))
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.RenameDatabase(t, pg)
+	f.MustRun("init", "--snapshot")
+	f.Start()
+	harness.Insert(t, f.Conn, "now", 1, "{}")
+	f.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
+	f.MustStop(t)
+	if c := judgeSnapshots(t, harness.Messages(t, f.JS, f.Stream), docOfSubject); c.snapshot != rows {
+		t.Errorf("%+v", c)
+	}
+}
