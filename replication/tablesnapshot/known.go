@@ -147,7 +147,7 @@ func knownFault(err error) error {
 func Known(table string, id catalog.Column) string {
 	as := otherThan(table)
 	return "EXISTS (SELECT FROM " + KnownTable + " AS " + as + " WHERE " + as + ".sum = " +
-		"substr(sha256(" + bytesOf(table, id) + "), 1, 16))"
+		"substr(sha256(" + BytesOf(columnOf(table, id), id) + "), 1, 16))"
 }
 
 // otherThan returns a name for another table, by which a subquery does not hide that one.
@@ -161,16 +161,20 @@ func otherThan(table string) string {
 // HashOf is the IDHash of a row of the table that FROM calls by that name, as a uuid: of the bytes that the
 // decoder makes of the column.
 func HashOf(table string, id catalog.Column) string {
-	return "left(encode(sha256(" + bytesOf(table, id) + "), 'hex'), 32)::uuid"
+	return "left(encode(sha256(" + BytesOf(columnOf(table, id), id) + "), 'hex'), 32)::uuid"
 }
 
-// bytesOf are the bytes that the decoder makes of the column, as SQL.
-func bytesOf(table string, id catalog.Column) string {
-	column := postgres.Quote(table) + "." + postgres.Quote(id.Name)
-	if id.TypeOID == pgtype.ByteaOID {
-		return "coalesce(" + column + ", '')"
+// BytesOf are the bytes that the decoder makes of a value of a column, both as SQL.
+func BytesOf(value string, c catalog.Column) string {
+	if c.TypeOID == pgtype.ByteaOID {
+		return "coalesce(" + value + ", '')"
 	}
-	return "textsend(concat(" + column + "))"
+	return "textsend(concat(" + value + "))"
+}
+
+// columnOf is a column of the table that FROM calls by that name, as SQL.
+func columnOf(table string, c catalog.Column) string {
+	return postgres.Quote(table) + "." + postgres.Quote(c.Name)
 }
 
 // Noted is a row whose id is noted in another table.

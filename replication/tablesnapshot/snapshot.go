@@ -408,7 +408,7 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 			columns[i] = id
 		case rowBytes, rowSum:
 			c, _ := s.table.Column(q.ID)
-			if columns[i] = bytesOf(s.table.Name, c); name == rowSum {
+			if columns[i] = BytesOf(columnOf(s.table.Name, c), c); name == rowSum {
 				columns[i] = HashOf(s.table.Name, c)
 			}
 		default:

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
@@ -111,27 +113,69 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 		Message: fmt.Sprintf("rows of the document come to %s while they are deleted", m.root.Quoted())}
 }
 
-// rowsOf is the condition of the document's rows in a table, and its parameters. The text decides, as it does
-// in the stream; the value itself finds them by an index.
-func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
+// CheckDocument refuses a document that is not written as PostgreSQL prints values of its column: no message
+// has it in that form.
+func (m *Manager) CheckDocument(ctx context.Context, d Document) error {
+	c, err := m.docColumn(d)
+	if err != nil {
+		return err
+	}
+	value, values := valueOf(c, d)
+	var written []byte
+	err = m.conn.QueryRow(ctx, "SELECT "+tablesnapshot.BytesOf(value, c), values[:1]...).Scan(&written)
+	refuse := func(format string, args ...any) error {
+		return &outbox.Fault{Class: outbox.Usage, Code: "flags", Message: fmt.Sprintf("--doc %q: ", d.Name) +
+			fmt.Sprintf(format, args...), Hint: "Give the document as messages have it"}
+	}
+	switch {
+	case strings.HasPrefix(postgres.SQLState(err), "22"):
+		return refuse("no value of column %s, of type %s", c.Name, c.TypeName)
+	case err != nil:
+		return m.explain("read table "+m.root.Quoted(), err)
+	case string(written) != d.Name:
+		return refuse("column %s, of type %s, has it as %q", c.Name, c.TypeName, written)
+	}
+	return nil
+}
+
+// docColumn is the column of the document.
+func (m *Manager) docColumn(d Document) (catalog.Column, error) {
 	c, ok := m.root.Column(d.Column)
 	if !ok {
-		return "", nil, postgres.Fatal(nil, "column_missing", "Set columns.doc_id",
+		return c, postgres.Fatal(nil, "column_missing", "Set columns.doc_id",
 			"table %s has no column %q", m.root.Quoted(), d.Column)
 	}
-	name, err := m.root.ColumnOf(in, d.Column)
+	return c, nil
+}
+
+// valueOf is the document as a value of its column, as SQL with $1, and the values of $1 and $2, which is the
+// document as bytes.
+func valueOf(c catalog.Column, d Document) (string, []any) {
+	if c.TypeOID == pgtype.ByteaOID {
+		return "$1::bytea", []any{[]byte(d.Name), []byte(d.Name)}
+	}
+	return "$1::text::" + c.TypeName, []any{d.Name, []byte(d.Name)}
+}
+
+// rowsOf is the condition of the document's rows in a table, and its parameters. The bytes decide that
+// messages have; the value finds them by an index.
+func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
+	c, err := m.docColumn(d)
 	if err != nil {
 		return "", nil, err
 	}
-	condition := fmt.Sprintf(`%s = $1::text::%s AND %s::text COLLATE "C" = $1::text COLLATE "C"`, name, c.TypeName,
-		name)
-	values := []any{d.Name}
+	column, err := m.root.ColumnOf(in, d.Column)
+	if err != nil {
+		return "", nil, err
+	}
+	value, values := valueOf(c, d)
+	condition := fmt.Sprintf("%s = %s AND %s = $2::bytea", column, value, tablesnapshot.BytesOf(column, c))
 	if d.Keep != "" {
 		id, err := m.root.ColumnOf(in, d.ID)
 		if err != nil {
 			return "", nil, err
 		}
-		condition += fmt.Sprintf(" AND concat(%s) <> $2::text", id)
+		condition += fmt.Sprintf(" AND concat(%s) <> $3::text", id)
 		values = append(values, d.Keep)
 	}
 	return condition, values, nil

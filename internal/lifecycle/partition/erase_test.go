@@ -142,3 +142,47 @@ func TestAnErasureFindsAPartitionByItsOID(t *testing.T) {
 		}
 	}
 }
+
+// TestTheRowsOfADocumentAreThoseOfItsMessages: PostgreSQL compares and casts values of some types otherwise
+// than it prints them for the WAL.
+func TestTheRowsOfADocumentAreThoseOfItsMessages(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ typ, doc, other, refused, hasIt string }{
+		{"char(5)", "gone ", "stays", "gone", `has it as "gone "`},
+		{"varchar(5)", "gone ", "gone", "gone and more", `has it as "gone "`},
+		{"boolean", "t", "f", "true", `has it as "t"`},
+		{"uuid", "6f1c8a70-2b7e-4d0e-9c39-b5f3a4a0e1d2", "00000000-0000-0000-0000-000000000000",
+			"6F1C8A70-2B7E-4D0E-9C39-B5F3A4A0E1D2", `has it as "6f1c`},
+		{"bigint", "7", "8", "seven", "no value of column doc_id"},
+		{"bytea", "\\xff", "gone", "", ""},
+	} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		value := "$1::text::"
+		if c.typ == "bytea" {
+			value = "convert_to($1, 'UTF8')::"
+		}
+		w.Exec("ALTER TABLE outbox ALTER doc_id TYPE " + c.typ + " USING NULL")
+		for _, doc := range []string{c.doc, c.doc, c.other} {
+			w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ("+value+c.typ+
+				", 'a', 1, '{}', '2024-05-01 12:00Z')", doc)
+		}
+		m := w.manager()
+		d := Document{Column: "doc_id", Name: c.doc, ID: "id"}
+		must.Succeed(t, m.CheckDocument(outboxdb.Within(t), d))
+		n, err := m.CountDocument(outboxdb.Within(t), d)
+		must.Succeed(t, err)
+		cut, err := m.EraseDocument(outboxdb.Within(t), d,
+			func(context.Context) (uint64, error) { return 1, nil })
+		must.Succeed(t, err)
+		if left := w.Text("SELECT count(*) FROM outbox"); n != 2 || cut.Rows != 2 || left != "1" {
+			t.Errorf("%s: %d rows of the document, %d erased, %s left", c.typ, n, cut.Rows, left)
+		}
+		if c.refused != "" {
+			d.Name = c.refused
+			f := wantFault(t, m.CheckDocument(outboxdb.Within(t), d), outbox.Usage, "flags")
+			if !strings.Contains(f.Message, c.hasIt) {
+				t.Errorf("%s: %s", c.typ, f.Message)
+			}
+		}
+	}
+}

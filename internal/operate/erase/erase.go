@@ -151,6 +151,11 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 	if c.rec, err = c.ledger.Find(ctx, o.Request, o.Doc); err != nil {
 		return nil, err
 	}
+	if c.rec == nil || c.rec.Cut == 0 {
+		if err := m.CheckDocument(ctx, c.document()); err != nil {
+			return nil, err
+		}
+	}
 	if err := c.copies(ctx); err != nil {
 		return nil, err
 	}
