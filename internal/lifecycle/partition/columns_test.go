@@ -125,7 +125,8 @@ func TestAnErasureReadsColumnsOfADetachedPartitionAsTheOutboxs(t *testing.T) {
 		Keep: w.Text("SELECT id::text FROM outbox_0 LIMIT 1")}
 	m := w.manager()
 	erase := func() (Cut, error) {
-		return m.EraseDocument(outboxdb.Within(t), d, func(context.Context) (uint64, error) { return 1, nil })
+		return m.EraseDocument(outboxdb.Within(t), d, 0,
+			func(context.Context) (uint64, error) { return 1, nil })
 	}
 	_, err := m.CountDocument(outboxdb.Within(t), d)
 	wantFault(t, err, outbox.Fatal, catalog.CodePartitionColumns)

@@ -36,6 +36,9 @@ type Cut struct {
 	Rows int64  // that were deleted
 }
 
+// CodeWaits is the code of the fault of an erasure that has to wait for longer than it was to.
+const CodeWaits = "erase_waits"
+
 // eraseTries is how often rows of the document may come while they are deleted.
 const eraseTries = 20
 
@@ -65,9 +68,11 @@ func (m *Manager) CountDocument(ctx context.Context, d Document) (n int64, err e
 // transaction that may have written one when the end of WAL was read has ended and none is left: that end is
 // the cut. It changes nothing of what is known of detached partitions but how many rows they have.
 //
-// No lock keeps writers out. Whoever goes on to write the document makes it begin again, some times.
-func (m *Manager) EraseDocument(ctx context.Context, d Document,
+// No lock keeps writers out. Whoever goes on to write the document makes it begin again, some times. wait is
+// how long transactions are waited for altogether, but not less than leastWait: some are open at any moment.
+func (m *Manager) EraseDocument(ctx context.Context, d Document, wait time.Duration,
 	lastSeq func(ctx context.Context) (uint64, error)) (cut Cut, err error) {
+	wait = max(wait, leastWait)
 	if err := m.alone(ctx); err != nil {
 		return cut, err
 	}
@@ -105,9 +110,11 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document,
 		if cut.LSN, err = outbox.ParseLSN(end); err != nil {
 			return cut, err
 		}
-		if err := m.awaitWriters(ctx); err != nil {
+		began := time.Now()
+		if err := m.awaitWriters(ctx, began.Add(wait)); err != nil {
 			return cut, err
 		}
+		wait -= time.Since(began)
 	}
 	return cut, &outbox.Fault{Class: outbox.Transient, Code: "erase_written",
 		Message: fmt.Sprintf("rows of the document come to %s while they are deleted", m.root.Quoted())}
@@ -124,8 +131,9 @@ func (m *Manager) CheckDocument(ctx context.Context, d Document) error {
 	var written []byte
 	err = m.conn.QueryRow(ctx, "SELECT "+tablesnapshot.BytesOf(value, c), values[:1]...).Scan(&written)
 	refuse := func(format string, args ...any) error {
-		return &outbox.Fault{Class: outbox.Usage, Code: "flags", Message: fmt.Sprintf("--doc %q: ", d.Name) +
-			fmt.Sprintf(format, args...), Hint: "Give the document as messages have it"}
+		return &outbox.Fault{Class: outbox.Usage, Code: "flags",
+			Message: fmt.Sprintf("--doc %q: ", d.Name) + fmt.Sprintf(format, args...),
+			Hint:    "Give the document as messages have it"}
 	}
 	switch {
 	case strings.HasPrefix(postgres.SQLState(err), "22"):
@@ -363,12 +371,18 @@ func (m *Manager) byOID(ctx context.Context, tx pgx.Tx, name string) (*Partition
 	return nil, unfound(name, "is not in table "+m.ledger()+" any more")
 }
 
-// writersPoll is how often it is looked whether transactions have ended.
-const writersPoll = 100 * time.Millisecond
+const (
+	leastWait   = 2 * time.Second        // for transactions
+	writersPoll = 100 * time.Millisecond // how often it is looked whether they have ended
+	maxWriters  = 5                      // how many of them are named
+)
+
+// writer is a transaction that may have written.
+type writer struct{ ID, Who string }
 
 // awaitWriters waits for the transactions that may have written to the outbox by now, prepared ones as well:
 // those that hold the lock that writing takes.
-func (m *Manager) awaitWriters(ctx context.Context) error {
+func (m *Manager) awaitWriters(ctx context.Context, until time.Time) error {
 	attached, detached, err := m.leaves(ctx)
 	if err != nil {
 		return err
@@ -377,14 +391,27 @@ func (m *Manager) awaitWriters(ctx context.Context) error {
 	for _, t := range append(attached, detached...) {
 		oids = append(oids, t.OID)
 	}
-	open := func(of []string) (found []string, err error) {
-		rows, err := m.conn.Query(ctx, `SELECT DISTINCT virtualtransaction FROM pg_locks WHERE granted
-			AND locktype = 'relation' AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
-			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-			AND relation = ANY ($1::oid[])
-			AND ($2::text[] IS NULL OR virtualtransaction = ANY ($2))`, array(oids), of)
+	open := func(of []string) (found []writer, err error) {
+		// Who may not see what others do sees whose sessions they are, and of the rest nothing.
+		rows, err := m.conn.Query(ctx, `SELECT l.virtualtransaction, coalesce(
+				'prepared transaction ' || quote_literal(min(p.gid)) || ' of user ' || min(p.owner) ||
+					', since ' || min(p.prepared AT TIME ZONE 'UTC')::timestamp(0) || ' UTC',
+				'pid ' || min(l.pid) || ' of user ' || coalesce(min(a.usename), '?') ||
+					coalesce(', application ' || quote_literal(nullif(min(a.application_name), '')), '') ||
+					coalesce(', since ' || min(a.xact_start AT TIME ZONE 'UTC')::timestamp(0) || ' UTC', ''),
+				'?')
+			FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+				LEFT JOIN pg_locks x ON x.locktype = 'transactionid' AND x.pid IS NULL AND l.pid IS NULL
+					AND x.virtualtransaction = l.virtualtransaction
+				LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+			WHERE l.granted AND l.locktype = 'relation' AND l.mode = 'RowExclusiveLock'
+				AND l.pid IS DISTINCT FROM pg_backend_pid()
+				AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+				AND l.relation = ANY ($1::oid[])
+				AND ($2::text[] IS NULL OR l.virtualtransaction = ANY ($2))
+			GROUP BY l.virtualtransaction ORDER BY min(a.xact_start), 1`, array(oids), of)
 		if err == nil {
-			found, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[writer])
 		}
 		if err != nil {
 			return nil, fmt.Errorf("look for open transactions: %w", err)
@@ -394,12 +421,32 @@ func (m *Manager) awaitWriters(ctx context.Context) error {
 	writers, err := open(nil)
 	defer progress.Wait(ctx, "waiting for transactions that have written to "+m.root.Quoted())()
 	for err == nil && len(writers) > 0 {
+		ids, who := make([]string, len(writers)), make([]string, len(writers))
+		for i, w := range writers {
+			ids[i], who[i] = w.ID, w.Who
+		}
+		if !time.Now().Before(until) {
+			return m.unended(who)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(writersPoll):
 		}
-		writers, err = open(writers)
+		writers, err = open(ids)
 	}
 	return err
+}
+
+// unended is the fault of transactions that have not ended in time.
+func (m *Manager) unended(who []string) error {
+	more := ""
+	if n := len(who) - maxWriters; n > 0 {
+		who, more = who[:maxWriters], fmt.Sprintf("; and %d others", n)
+	}
+	return &outbox.Fault{Class: outbox.Transient, Code: CodeWaits,
+		Message: fmt.Sprintf("transactions are open that may have written rows of the document to %s: "+
+			"%s%s", m.root.Quoted(), strings.Join(who, "; "), more),
+		Hint: "Let them end, or end them: `SELECT pg_terminate_backend(PID)`, and `ROLLBACK PREPARED` for " +
+			"a prepared one. Then run the same command again: it goes on"}
 }

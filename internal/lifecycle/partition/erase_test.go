@@ -2,8 +2,12 @@ package partition
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
@@ -39,12 +43,12 @@ func TestAnErasureWaitsForWhoeverMayHaveWritten(t *testing.T) {
 		done, reads := make(chan result, 1), uint64(0)
 		go func() {
 			cut, err := m.EraseDocument(outboxdb.Within(t), Document{Column: "doc_id", Name: "e", ID: "id"},
-				func(context.Context) (uint64, error) { reads++; return reads, nil })
+				time.Minute, func(context.Context) (uint64, error) { reads++; return reads, nil })
 			done <- result{cut, err}
 		}()
 		if !await.True(func() bool {
 			return w.Text(`SELECT (count(*) > 0)::text FROM pg_stat_activity WHERE datname = current_database()
-				AND query LIKE 'SELECT DISTINCT virtualtransaction%'`) == "true"
+				AND query LIKE 'SELECT l.virtualtransaction%'`) == "true"
 		}) {
 			t.Error("nobody waits for the transaction that is open")
 		}
@@ -60,6 +64,47 @@ func TestAnErasureWaitsForWhoeverMayHaveWritten(t *testing.T) {
 			t.Errorf("%+v, read %d times, and the commit was below %v", r.cut, reads, end)
 		}
 	})
+}
+
+// TestAnErasureNamesWhoseTransactionDoesNotEnd, and goes on when it has ended.
+func TestAnErasureNamesWhoseTransactionDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Own(t, 0, "wal_level=logical", "max_prepared_transactions=5"), 1)
+	open, err := w.target().Connect(outboxdb.Within(t), func(c *pgx.ConnConfig) {
+		c.RuntimeParams["application_name"] = "a batch"
+	})
+	must.Succeed(t, err)
+	defer func() { _ = open.Close(context.Background()) }()
+	write := func(sql string) {
+		t.Helper()
+		_, err := open.PgConn().Exec(outboxdb.Within(t), sql).ReadAll()
+		must.Succeed(t, err)
+	}
+	const insert = "INSERT INTO public.outbox (doc_id, actor_id, counter, payload, created_at) " +
+		"VALUES ('e', 'a', 9, '{}', '2024-05-01 12:00Z')"
+	m := w.manager()
+	erase := func() (Cut, error) {
+		return m.EraseDocument(outboxdb.Within(t), Document{Column: "doc_id", Name: "e", ID: "id"}, 0,
+			func(context.Context) (uint64, error) { return 1, nil })
+	}
+	gid := "batch of " + w.Slot
+	for _, c := range []struct{ begun, ended, named string }{
+		{insert, "COMMIT", fmt.Sprintf("pid %d of user postgres, application 'a batch', since 20",
+			open.PgConn().PID())},
+		{insert + "; PREPARE TRANSACTION '" + gid + "'", "COMMIT PREPARED '" + gid + "'",
+			"prepared transaction '" + gid + "' of user postgres, since 20"},
+	} {
+		write("BEGIN; " + c.begun)
+		_, err := erase()
+		f := wantFault(t, err, outbox.Transient, "erase_waits")
+		if !strings.Contains(f.Message, c.named) {
+			t.Errorf("%s, not %s", f.Message, c.named)
+		}
+		write(c.ended)
+		if cut, err := erase(); err != nil || cut.Rows != 1 {
+			t.Errorf("%+v, %v", cut, err)
+		}
+	}
 }
 
 // TestAPartitionWithoutAnErasedDocumentGoesAsBefore: it is detached and sealed, and not sealed again.
@@ -80,7 +125,7 @@ func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 		t.Fatalf("%d rows, %v", n, err)
 	}
 	lastSeq := func(context.Context) (uint64, error) { return 1, nil }
-	cut, err := m.EraseDocument(outboxdb.Within(t), d, lastSeq)
+	cut, err := m.EraseDocument(outboxdb.Within(t), d, 0, lastSeq)
 	if err != nil || cut.Rows != 1 {
 		t.Fatalf("%+v, %v", cut, err)
 	}
@@ -115,7 +160,7 @@ func TestAnErasureFindsAPartitionByItsOID(t *testing.T) {
 		m := w.manager()
 		d := Document{Column: "doc_id", Name: "e", ID: "id"}
 		erase := func() (Cut, error) {
-			return m.EraseDocument(outboxdb.Within(t), d,
+			return m.EraseDocument(outboxdb.Within(t), d, 0,
 				func(context.Context) (uint64, error) { return 1, nil })
 		}
 		if strings.HasPrefix(sql, "UPDATE") {
@@ -171,7 +216,7 @@ func TestTheRowsOfADocumentAreThoseOfItsMessages(t *testing.T) {
 		must.Succeed(t, m.CheckDocument(outboxdb.Within(t), d))
 		n, err := m.CountDocument(outboxdb.Within(t), d)
 		must.Succeed(t, err)
-		cut, err := m.EraseDocument(outboxdb.Within(t), d,
+		cut, err := m.EraseDocument(outboxdb.Within(t), d, 0,
 			func(context.Context) (uint64, error) { return 1, nil })
 		must.Succeed(t, err)
 		if left := w.Text("SELECT count(*) FROM outbox"); n != 2 || cut.Rows != 2 || left != "1" {

@@ -248,7 +248,7 @@ func TestAnErasureFindsThePartitionsOfARenamedOutbox(t *testing.T) {
 	w := newSealed(t, 1)
 	w.move()
 	m := w.manager()
-	cut, err := m.EraseDocument(outboxdb.Within(t), Document{Column: "doc_id", Name: "d", ID: "id"},
+	cut, err := m.EraseDocument(outboxdb.Within(t), Document{Column: "doc_id", Name: "d", ID: "id"}, 0,
 		func(context.Context) (uint64, error) { return 1, nil })
 	if err != nil || cut.Rows != 5 {
 		t.Errorf("%+v, %v", cut, err)

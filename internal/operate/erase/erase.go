@@ -328,7 +328,7 @@ func (c *command) waits(err error) error {
 	if err != nil {
 		return err
 	}
-	return &outbox.Fault{Class: outbox.Transient, Code: "erase_waits",
+	return &outbox.Fault{Class: outbox.Transient, Code: partition.CodeWaits,
 		Message: fmt.Sprintf("request %s has not finished: %s", c.o.Request,
 			strings.Join(c.rep.Waiting, "; "))}
 }
@@ -362,12 +362,15 @@ func (c *command) rows(ctx context.Context, m *partition.Manager) error {
 			return err
 		}
 	}
-	cut, err := m.EraseDocument(ctx, c.document(), func(ctx context.Context) (uint64, error) {
+	cut, err := m.EraseDocument(ctx, c.document(), c.o.Wait, func(ctx context.Context) (uint64, error) {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
 		st, err := c.stream.Tail(ctx)
 		return st.LastSeq, err
 	})
+	if f := outbox.FaultOf(err); f != nil && f.Code == partition.CodeWaits {
+		c.rep.Waiting = append(c.rep.Waiting, f.Message)
+	}
 	if err != nil {
 		return err
 	}
