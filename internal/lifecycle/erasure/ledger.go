@@ -430,12 +430,15 @@ func (l *Ledger) Note(ctx context.Context, r *Record, headers []string) error {
 // Rows is the table in which the ids of what goes are noted, as SQL.
 func (l *Ledger) Rows() string { return l.rows }
 
-// Finish stores the certificate.
+// Finish stores the certificate, and in it, as finished, when the request first had finished.
 func (l *Ledger) Finish(ctx context.Context, r *Record, certificate any) error {
 	text, err := json.Marshal(certificate)
 	if err == nil {
-		err = l.conn.QueryRow(ctx, `UPDATE `+l.table+` SET certificate = $3::text::jsonb, finished_at = coalesce(finished_at,
-			now()) WHERE slot = $1 AND request = $2 RETURNING finished_at`, l.slot, r.Request, string(text)).
+		err = l.conn.QueryRow(ctx, `UPDATE `+l.table+` SET finished_at = coalesce(finished_at, now),
+				certificate = $3::text::jsonb || jsonb_build_object('finished', to_char(
+					coalesce(finished_at, now) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+			FROM (SELECT clock_timestamp() AS now) clock
+			WHERE slot = $1 AND request = $2 RETURNING finished_at`, l.slot, r.Request, string(text)).
 			Scan(&r.Finished)
 	}
 	if err != nil {

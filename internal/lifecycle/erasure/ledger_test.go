@@ -121,3 +121,30 @@ func TestATableOfTheFormerNameHasNoErasures(t *testing.T) {
 		t.Error("the former one has forgotten what was erased")
 	}
 }
+
+// TestACertificateSaysWhenTheErasureFinished: when it was stored first, however often it is run again.
+func TestACertificateSaysWhenTheErasureFinished(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	l, err := Open(outboxdb.Within(t), postgres.Target{URL: o.URL}, o.table, o.Slot)
+	must.Succeed(t, err)
+	defer l.Close()
+	var first time.Time
+	for range 2 {
+		r, err := l.Find(outboxdb.Within(t), "r", "gone")
+		must.Succeed(t, err)
+		before := o.Text("SELECT clock_timestamp()::text")
+		must.Succeed(t, l.Finish(outboxdb.Within(t), r, map[string]string{"request": "r"}))
+		text := o.Text("SELECT coalesce(certificate->>'finished', '') FROM outflow_erasures")
+		at, err := time.Parse(time.RFC3339, text)
+		must.Succeed(t, err)
+		if !at.Equal(r.Finished) || !first.IsZero() && !at.Equal(first) {
+			t.Errorf("the certificate says %v, the request %v, and first it was %v", at, r.Finished, first)
+		}
+		late := o.Text("SELECT ($1::timestamptz <= $2::timestamptz)::text", before, text) == "true"
+		if first.IsZero() != late {
+			t.Errorf("it finished at %s, and was asked for at %s", text, before)
+		}
+		first = at
+	}
+}

@@ -248,7 +248,8 @@ func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 // fill fills the report from the record.
 func (c *command) fill() {
 	r, rec := c.rep, c.rec
-	r.Document, r.Requested = fmt.Sprintf("%x", rec.Document), &rec.Requested
+	requested := rec.Requested.UTC()
+	r.Document, r.Requested = fmt.Sprintf("%x", rec.Document), &requested
 	r.Notified, r.Rows, r.Cut, r.CutSequence = rec.Notified, rec.Rows, rec.Cut, rec.CutSeq
 	r.Away = rec.Away
 	r.Messages, r.Archived, r.Parked = rec.Erased.Count(), rec.Archived, rec.Parked
@@ -311,14 +312,11 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 	}
 	c.fill()
 	c.limits()
-	if c.rec.Finished.IsZero() {
-		now := c.rd.Now.UTC()
-		c.rep.Finished = &now
-	}
 	if err := c.ledger.Finish(ctx, c.rec, c.rep); err != nil {
 		return err
 	}
-	c.rep.Finished = &c.rec.Finished
+	finished := c.rec.Finished.UTC()
+	c.rep.Finished = &finished
 	c.o.Hit("erase.finished")
 	return nil
 }
