@@ -91,7 +91,7 @@ func (c *copied) has(name string, n uint64) {
 // goesFrom is which messages go from a copy.
 func (c *copied) goesFrom(name string) (all []uint64) {
 	c.t.Helper()
-	found, err := c.inCopy(c.t.Context(), name)
+	found, _, err := c.inCopy(c.t.Context(), name)
 	must.Succeed(c.t, err)
 	for _, f := range found {
 		all = append(all, f.seq)
@@ -238,5 +238,83 @@ func TestAnErasureWaitsForWhatItErasedFromThisStream(t *testing.T) {
 	must.Succeed(t, c.stream.NoteErased(t.Context(), outbox.Sequences{{From: 2, To: 3}}))
 	if got := last(); got != 2 {
 		t.Errorf("2 was: %d", got)
+	}
+}
+
+// TestACopyThatDoesNotHaveAllIsWaitedFor: what it is to have still comes after it was looked through.
+func TestACopyThatDoesNotHaveAllIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	const ingress = "_outflow.1."
+	c.publish(ingress, "gone", 0x100)
+	c.publish(ingress, "gone", 0x101)
+	c.publish(ingress, "other", 0x102)
+	full := func(config jetstream.StreamConfig) jetstream.StreamConfig {
+		config.MaxMsgs, config.Discard = 1, jetstream.DiscardNew
+		return config
+	}
+	filtered := sourced("OUTBOX")
+	filtered[0].FilterSubject = "outbox.gone"
+	all := []jetstream.StreamConfig{
+		{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]},
+		{Name: "AGGREGATE", Sources: sourced("OUTBOX")},
+		{Name: "FILTERED", Sources: filtered},
+	}
+	for _, config := range all {
+		c.add(full(config))
+		c.has(config.Name, 1)
+	}
+	must.Succeed(t, c.copies(t.Context()))
+	for _, config := range all {
+		c.rep.Waiting = nil
+		_, err := c.inWhole(t.Context(), config.Name, time.Now())
+		must.Succeed(t, err)
+		want := "stream " + config.Name + " does not have all yet of stream OUTBOX up to "
+		if got := fmt.Sprint(c.rep.Waiting); !strings.Contains(got, want) {
+			t.Errorf("%s: waiting for %s", config.Name, got)
+		}
+		must.Succeed(t, c.js.DeleteStream(t.Context(), config.Name)) // a mirror does not go on by itself
+		c.add(config)
+		c.rep.Waiting = nil
+		found, err := c.inWhole(t.Context(), config.Name, time.Now().Add(3*time.Minute))
+		must.Succeed(t, err)
+		if len(found) != 2 || len(c.rep.Waiting) > 0 {
+			t.Errorf("%s: %d messages go, waiting for %v", config.Name, len(found), c.rep.Waiting)
+		}
+	}
+}
+
+// TestACopyThatDoesNotKeepAllIsNotWaitedForLong: nothing in it says that it had the newest message.
+func TestACopyThatDoesNotKeepAllIsNotWaitedForLong(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.publish("_outflow.1.", "gone", 0x100)
+	c.publish("_outflow.1.", "other", 0x102)
+	c.add(jetstream.StreamConfig{Name: "AGGREGATE", Sources: sourced("OUTBOX")})
+	c.has("AGGREGATE", 2)
+	s, err := c.js.Stream(t.Context(), "AGGREGATE")
+	must.Succeed(t, err)
+	must.Succeed(t, s.Purge(t.Context()))
+	must.Succeed(t, c.copies(t.Context()))
+	found, err := c.inWhole(t.Context(), "AGGREGATE", time.Now().Add(3*time.Minute))
+	must.Succeed(t, err)
+	if len(found) != 0 || len(c.rep.Waiting) > 0 {
+		t.Errorf("%d messages go, waiting for %v", len(found), c.rep.Waiting)
+	}
+}
+
+// TestAnEventOfACopyIsKnownBehindSeveralTransforms, of which the header has a list.
+func TestAnEventOfACopyIsKnownBehindSeveralTransforms(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.publish("_outflow.1.", "gone", 0x100)
+	renames := sourced("OUTBOX")
+	renames[0].SubjectTransforms = []jetstream.SubjectTransformConfig{
+		{Source: "other.>", Destination: "a.>"}, {Source: "outbox.>", Destination: "b.>"}}
+	c.add(jetstream.StreamConfig{Name: "RENAMED", Sources: renames})
+	c.has("RENAMED", 1)
+	must.Succeed(t, c.copies(t.Context()))
+	if got := c.goesFrom("RENAMED"); !slices.Equal(got, []uint64{1}) {
+		t.Errorf("from it go %v", got)
 	}
 }

@@ -49,22 +49,23 @@ type Options struct {
 
 // command is one run.
 type command struct {
-	cfg    config.Config
-	log    *slog.Logger
-	o      Options
-	l      *backfill.Conns
-	rd     backfill.Readings
-	doc    *erasure.Document
-	ledger *erasure.Ledger
-	rec    *erasure.Record
-	rep    *Report
-	stream *stream.Stream
-	store  archive.Store       // nil: there is no archive
-	list   []streamInfo        // the account's streams
-	stays  map[string][]uint64 // by copy, messages of the document that may have to go
-	untold uint64              // messages that do not say which document they are of
-	passed int                 // segments of the archive that were not read: no message has its subject
-	parked erasure.FoundParked
+	cfg     config.Config
+	log     *slog.Logger
+	o       Options
+	l       *backfill.Conns
+	rd      backfill.Readings
+	doc     *erasure.Document
+	ledger  *erasure.Ledger
+	rec     *erasure.Record
+	rep     *Report
+	stream  *stream.Stream
+	store   archive.Store        // nil: there is no archive
+	list    []streamInfo         // the account's streams
+	stays   map[string][]uint64  // by copy, messages of the document that may have to go
+	reached map[[2]string]uint64 // by origin and filters, what the stream that was read last has from there
+	untold  uint64               // messages that do not say which document they are of
+	passed  int                  // segments of the archive that were not read: no message has its subject
+	parked  erasure.FoundParked
 
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
 }
@@ -221,7 +222,7 @@ func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 	}
 	r.Messages = uint64(len(found))
 	for i := range r.Copies {
-		all, err := c.inCopy(ctx, r.Copies[i].Stream)
+		all, _, err := c.inCopy(ctx, r.Copies[i].Stream)
 		if err != nil {
 			return err
 		}

@@ -1,8 +1,10 @@
 package erase
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -56,6 +58,7 @@ type goes func(h nats.Header, seq uint64, at time.Time) (is, unsure bool)
 // find reads the messages of a stream up to a sequence, and returns those of the document that go.
 func (c *command) find(ctx context.Context, name string, last uint64,
 	original func(subject string, h nats.Header) string, goes goes) (all []found, err error) {
+	c.stays[name], c.reached = nil, nil
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil || last == 0 {
 		return nil, err
@@ -67,6 +70,7 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 	task := progress.Count(ctx, "reading stream "+name, "messages", int64(last))
 	defer task.End()
 	var stays []uint64
+	reached := map[[2]string]uint64{}
 	err = jsapi.ReadStream(ctx, js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
 	}, last, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
@@ -75,6 +79,10 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 			return jsapi.ErrStop
 		}
 		task.Set(int64(seq))
+		if s := sourceOf(h); s != nil {
+			key := [2]string{s.from, s.filters}
+			reached[key] = max(reached[key], s.seq)
+		}
 		header := h.Get(outbox.HeaderName)
 		if header == "" {
 			return nil
@@ -103,7 +111,7 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 		}
 		return nil
 	})
-	c.stays[name] = stays
+	c.stays[name], c.reached = stays, reached
 	return all, err
 }
 
@@ -143,8 +151,7 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 		return err
 	}
 	if !st.Created.Equal(c.rd.Stream.Created) {
-		return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated",
-			Message: fmt.Sprintf("stream %s was made anew while this ran", c.cfg.Stream)}
+		return c.madeAnew()
 	}
 	left, err := c.find(ctx, c.cfg.Stream, st.LastSeq, asItIs, c.inStream)
 	if err != nil {
@@ -244,13 +251,37 @@ func (c *command) note(ctx context.Context, all []found) error {
 // streamInfo is what is known of a stream of the account.
 type streamInfo struct {
 	name      string
-	origins   []string // streams of this account that it copies
+	created   time.Time
+	origins   []origin // streams of this account that it copies
 	mirror    string   // the only one of them, if it mirrors that: then its sequences are that one's
 	restored  string   // the folder of the archive that it was made from; "": it was not
 	restoring string   // likewise, and that is under way
 	replicas  int
 	live      bool // an Outflow publishes to it, or did
 	outflow   bool // its newest message is one of Outflow, and it is not a live stream
+}
+
+// origin is a stream that another one copies, and what of it.
+type origin struct {
+	Name     string          `json:"name"`
+	External json.RawMessage `json:"external"` // of another account or domain
+	Filter   string          `json:"filter_subject"`
+	Filters  []struct {
+		Subject string `json:"src"`
+	} `json:"subject_transforms"`
+	FromSeq  uint64    `json:"opt_start_seq"`
+	FromTime time.Time `json:"opt_start_time"`
+}
+
+// subjects are those that are copied.
+func (o *origin) subjects() (all []string) {
+	if len(o.Filters) == 0 {
+		return []string{cmp.Or(o.Filter, ">")}
+	}
+	for _, f := range o.Filters {
+		all = append(all, cmp.Or(f.Subject, ">"))
+	}
+	return all
 }
 
 // ours reports whether a folder of the archive is of the stream of the settings.
@@ -284,7 +315,9 @@ func (c *command) copies(ctx context.Context) error {
 		more = false
 		for _, s := range c.list {
 			if !is[s.name] && s.name != c.cfg.Stream && (c.ours(s.restored) && !s.live ||
-				slices.ContainsFunc(s.origins, func(o string) bool { return o == c.cfg.Stream || is[o] })) {
+				slices.ContainsFunc(s.origins, func(o origin) bool {
+					return o.Name == c.cfg.Stream || is[o.Name]
+				})) {
 				is[s.name], more = true, true
 			}
 		}
@@ -312,8 +345,8 @@ func (c *command) inOrder(is map[string]bool) (all []string) {
 	left := slices.Sorted(maps.Keys(is))
 	for len(left) > 0 {
 		next := slices.IndexFunc(left, func(name string) bool {
-			return !slices.ContainsFunc(c.info(name).origins, func(o string) bool {
-				return slices.Contains(left, o)
+			return !slices.ContainsFunc(c.info(name).origins, func(o origin) bool {
+				return slices.Contains(left, o.Name)
 			})
 		})
 		next = max(next, 0) // they copy from one another
@@ -365,13 +398,11 @@ func (c *command) inCopies(name string) goes {
 	}
 	return func(h nats.Header, seq uint64, at time.Time) (bool, bool) {
 		header, of := h.Get(outbox.HeaderName), name
-		from, _, _ := strings.Cut(h.Get(headerSource), " ")
-		if from != "" {
-			of = from
+		if s := sourceOf(h); s != nil {
+			of, seq = s.from, s.seq
 			if s := c.info(of); s != nil && s.live && !copies[of] {
 				return false, false // another outbox has a document of that name
 			}
-			seq = sourceSequence(h)
 		}
 		created, known := c.sequencesOf(of)
 		if !known || seq == 0 {
@@ -385,18 +416,34 @@ func (c *command) inCopies(name string) goes {
 	}
 }
 
-// sourceSequence is the sequence that a message had in the stream that it was sourced from; 0: not known.
-func sourceSequence(h nats.Header) uint64 {
-	fields := strings.Fields(h.Get(headerSource))
-	if len(fields) < 2 {
-		return 0
-	}
-	seq, err := strconv.ParseUint(fields[1], 10, 64)
-	if err != nil {
-		return 0
-	}
-	return seq
+// place is where a message of a stream with sources comes from.
+type place struct {
+	from    string // the stream
+	filters string // of the source
+	seq     uint64 // in that stream; 0: not known
+	subject string // there, before a transform; "": not known
 }
+
+// sourceOf reads the header; nil: the message was not sourced. Its fields may have other white space in them
+// than the blanks between them.
+func sourceOf(h nats.Header) *place {
+	fields := strings.Split(h.Get(headerSource), " ")
+	if fields[0] == "" {
+		return nil
+	}
+	s := &place{}
+	s.from, _, _ = strings.Cut(fields[0], ":C=") // the consumer that the source names
+	if len(fields) > 1 {
+		s.seq, _ = strconv.ParseUint(fields[1], 10, 64)
+	}
+	if len(fields) > 4 {
+		s.filters, s.subject = fields[2], fields[4]
+	}
+	return s
+}
+
+// listTries is how often the list of the account's streams is begun anew because some were deleted meanwhile.
+const listTries = 20
 
 // listStreams reads the account's streams, but for buckets. In a cluster the list names those whose leader
 // does not answer, and says nothing else of them: each of them may have copies.
@@ -405,16 +452,14 @@ func (c *command) listStreams(ctx context.Context) error {
 	api := c.l.NATS.API()
 	c.list = nil
 	buckets := map[string]bool{}
-	type origin struct {
-		Name     string          `json:"name"`
-		External json.RawMessage `json:"external"`
-	}
+	last, tries := "", 0
 	for offset := 0; ; {
 		var page struct {
 			jsapi.Answer
 			Total   int `json:"total"`
 			Streams []struct {
-				Config struct {
+				Created time.Time `json:"created"`
+				Config  struct {
 					Name     string            `json:"name"`
 					Subjects []string          `json:"subjects"`
 					Mirror   *origin           `json:"mirror"`
@@ -437,13 +482,26 @@ func (c *command) listStreams(ctx context.Context) error {
 				"of the messages: run it again when their servers are back",
 				strings.Join(append(page.Missing, away...), ", "))
 		}
-		for _, s := range page.Streams {
+		// Each page begins with the last stream of the one before, or one was deleted and all moved up.
+		n := len(page.Streams)
+		if last != "" && (n < 2 || page.Streams[0].Config.Name != last) {
+			if tries++; tries == listTries {
+				return errors.New("list the account's streams: they change all the time: run it again")
+			}
+			c.list, last, offset = nil, "", 0
+			clear(buckets)
+			continue
+		}
+		for i, s := range page.Streams {
 			k := s.Config
+			if i == 0 && last != "" {
+				continue
+			}
 			if strings.HasPrefix(k.Name, "KV_") || strings.HasPrefix(k.Name, "OBJ_") {
 				buckets[k.Name] = true
 				continue
 			}
-			info := streamInfo{name: k.Name, replicas: k.Replicas,
+			info := streamInfo{name: k.Name, created: s.Created, replicas: k.Replicas,
 				restored:  k.Metadata[stream.MetadataRestored],
 				restoring: k.Metadata[stream.MetadataRestoring]}
 			if k.Mirror != nil {
@@ -454,15 +512,16 @@ func (c *command) listStreams(ctx context.Context) error {
 			}
 			for _, o := range k.Sources {
 				if o.External == nil {
-					info.origins = append(info.origins, o.Name)
+					info.origins = append(info.origins, o)
 				}
 			}
 			info.live = len(k.Subjects) == 1 && strings.HasPrefix(k.Subjects[0], "_outflow.")
 			c.list = append(c.list, info)
 		}
-		if offset += len(page.Streams); len(page.Streams) == 0 || offset >= page.Total {
+		if n == 0 || offset+n >= page.Total {
 			break
 		}
+		last, offset = page.Streams[n-1].Config.Name, offset+n-1
 	}
 	for i := range c.list {
 		info := &c.list[i]
@@ -488,8 +547,8 @@ func (c *command) listStreams(ctx context.Context) error {
 // original is the subject that a message of another stream, or a replayed one, had in the stream. The header
 // of a sourced one has it before a transform.
 func (c *command) original(name, subject string, h nats.Header) string {
-	if from := strings.Fields(h.Get(headerSource)); len(from) > 4 {
-		name, subject = from[0], from[4]
+	if s := sourceOf(h); s != nil && s.subject != "" {
+		name, subject = s.from, s.subject
 	}
 	// what outflow replay publishes has the original subject behind these
 	for _, stream := range []string{c.cfg.Stream, name} {
@@ -504,27 +563,24 @@ func (c *command) original(name, subject string, h nats.Header) string {
 	return subject
 }
 
-// inCopy finds what goes from a copy. The document is in the subject that a message had in the stream.
-func (c *command) inCopy(ctx context.Context, name string) (all []found, err error) {
-	var info struct {
-		jsapi.Answer
-		State struct {
-			Last uint64 `json:"last_seq"`
-		} `json:"state"`
-	}
+// inCopy finds what goes from a copy. The document is in the subject that a message had in the stream. The
+// state is that from before it was read.
+func (c *command) inCopy(ctx context.Context, name string) (all []found, state copyState, err error) {
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	err = c.l.NATS.API().Ask(ask, "STREAM.INFO."+name, nil, &info)
+	state.asked = time.Now()
+	err = c.l.NATS.API().Ask(ask, "STREAM.INFO."+name, nil, &state)
 	cancel()
 	if err != nil {
-		return nil, err
+		return nil, state, err
 	}
 	original := func(subject string, h nats.Header) string { return c.original(name, subject, h) }
-	return c.find(ctx, name, info.State.Last, original, c.inCopies(name))
+	all, err = c.find(ctx, name, state.State.Last, original, c.inCopies(name))
+	return all, state, err
 }
 
 // eraseCopy erases from a copy.
 func (c *command) eraseCopy(ctx context.Context, name string, until time.Time) error {
-	all, err := c.inCopy(ctx, name)
+	all, err := c.inWhole(ctx, name, until)
 	if err != nil {
 		return err
 	}

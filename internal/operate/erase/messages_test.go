@@ -1,10 +1,12 @@
 package erase
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,28 +23,68 @@ import (
 	"github.com/outflowhq/outflow/sink"
 )
 
+// answering returns a connection to a JetStream that answers so.
+func answering(t *testing.T, answer func(*nats.Msg) string) *sink.Conn {
+	t.Helper()
+	url := natstest.Server(t).URL()
+	context := filepath.Join(t.TempDir(), "fake.json")
+	settings := fmt.Sprintf(`{"url": %q, "jetstream_api_prefix": "fake"}`, url)
+	must.Succeed(t, os.WriteFile(context, []byte(settings), 0o600))
+	nc, err := nats.Connect(url)
+	must.Succeed(t, err)
+	t.Cleanup(nc.Close)
+	_, err = nc.Subscribe("fake.>", func(m *nats.Msg) { // also whether there is a JetStream
+		_ = m.Respond([]byte(answer(m)))
+	})
+	must.Succeed(t, err)
+	must.Succeed(t, nc.Flush())
+	conn, err := sink.Connect(t.Context(), sink.Config{Context: context, Table: "public.outbox",
+		Stream: "OUTBOX"})
+	must.Succeed(t, err)
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+// TestAStreamIsListedWhileOthersAreDeleted, which moves it to the page that was read already.
+func TestAStreamIsListedWhileOthersAreDeleted(t *testing.T) {
+	t.Parallel()
+	names, pages := []string{"A", "B", "C", "D", "E", "F", "G"}, 0
+	conn := answering(t, func(m *nats.Msg) string {
+		if strings.Contains(m.Subject, ".MSG.GET.") {
+			return `{"error": {"code": 404, "err_code": 10037}}`
+		}
+		var ask struct{ Offset int }
+		_ = json.Unmarshal(m.Data, &ask) // whether there is a JetStream is asked without
+		var streams []string
+		for _, name := range names[min(ask.Offset, len(names)):min(ask.Offset+3, len(names))] {
+			streams = append(streams, fmt.Sprintf(`{"config": {"name": %q}}`, name))
+		}
+		total := len(names)
+		if pages += strings.Count(m.Subject, ".LIST"); pages == 1 {
+			names = names[1:]
+		}
+		return fmt.Sprintf(`{"total": %d, "streams": [%s]}`, total, strings.Join(streams, ", "))
+	})
+	c := &command{l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
+	must.Succeed(t, c.listStreams(t.Context()))
+	var got []string
+	for _, s := range c.list {
+		got = append(got, s.name)
+	}
+	if !slices.Equal(got, names) {
+		t.Errorf("it lists %v, and there are %v", got, names)
+	}
+}
+
 // TestAStreamThatNobodyAnswersForMayHaveCopies: an erasure that passed it over would say that it is finished.
 func TestAStreamThatNobodyAnswersForMayHaveCopies(t *testing.T) {
 	t.Parallel()
 	for part, named := range map[string]string{
 		``: "", `, "missing": ["MIRROR"]`: "MIRROR", `, "offline": {"MIRROR": "unsupported"}`: "MIRROR",
 	} {
-		url := natstest.Server(t).URL()
-		context := filepath.Join(t.TempDir(), "fake.json")
-		settings := fmt.Sprintf(`{"url": %q, "jetstream_api_prefix": "fake"}`, url)
-		must.Succeed(t, os.WriteFile(context, []byte(settings), 0o600))
-		nc, err := nats.Connect(url)
-		must.Succeed(t, err)
-		defer nc.Close()
-		_, err = nc.Subscribe("fake.>", func(m *nats.Msg) { // also whether there is a JetStream
-			_ = m.Respond([]byte(`{"total": 1, "streams": [{"config": {"name": "KV_b"}}]` + part + `}`))
+		conn := answering(t, func(*nats.Msg) string {
+			return `{"total": 1, "streams": [{"config": {"name": "KV_b"}}]` + part + `}`
 		})
-		must.Succeed(t, err)
-		must.Succeed(t, nc.Flush())
-		conn, err := sink.Connect(t.Context(), sink.Config{Context: context, Table: "public.outbox",
-			Stream: "OUTBOX"})
-		must.Succeed(t, err)
-		defer conn.Close()
 		c := &command{l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
 		switch err := c.listStreams(t.Context()); {
 		case named == "":

@@ -1,0 +1,118 @@
+package erase
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// madeAnew is the fault of a stream that is another one than when the run began.
+func (c *command) madeAnew() error {
+	return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated",
+		Message: fmt.Sprintf("stream %s was made anew while this ran", c.cfg.Stream)}
+}
+
+// heard is how much later than it was asked for a copy is to have heard of its origin, to have all: it gets a
+// heartbeat each second.
+const heard = 2 * time.Second
+
+// inWhole finds what goes from a copy that has all that its origins had when this began: what was read there
+// before it was erased comes later, and is not there yet. If the copy does not have all in time, the rest is
+// waited for.
+func (c *command) inWhole(ctx context.Context, name string, until time.Time) (all []found, err error) {
+	began := time.Now()
+	var want []uint64 // by origin
+	origins := c.erasedFrom(name)
+	for _, o := range origins {
+		newest, err := c.newest(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		want = append(want, newest)
+	}
+	defer progress.Wait(ctx, "waiting until stream "+name+" has all that it copies")()
+	for {
+		var state copyState
+		if all, state, err = c.inCopy(ctx, name); err != nil {
+			return nil, err
+		}
+		var lacks []string
+		for i, o := range origins {
+			if !c.caughtUp(name, &state, o, want[i], began) {
+				lacks = append(lacks, fmt.Sprintf("%s up to %d", o.Name, want[i]))
+			}
+		}
+		if len(lacks) == 0 {
+			return all, nil
+		}
+		if more, err := pause(ctx, until); err != nil || !more {
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s does not have all yet of stream %s: "+
+				"messages of the document may still come there", name, strings.Join(lacks, ", ")))
+			return all, err
+		}
+	}
+}
+
+// erasedFrom are the origins of a copy that messages are erased from.
+func (c *command) erasedFrom(name string) (all []origin) {
+	for _, o := range c.info(name).origins {
+		if o.Name == c.cfg.Stream || c.rep.copy(o.Name) {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// newest is the sequence of the newest message of an origin that is copied; 0: there is none.
+func (c *command) newest(ctx context.Context, o origin) (seq uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	for _, subject := range o.subjects() {
+		m, err := c.l.NATS.API().Message(ctx, o.Name, jsapi.MessageRequest{Last: subject})
+		if err != nil {
+			return 0, fmt.Errorf("stream %s: %w", o.Name, err)
+		}
+		if m != nil && m.Seq >= o.FromSeq && !m.Time.Before(o.FromTime) {
+			seq = max(seq, m.Seq)
+		}
+	}
+	return seq, nil
+}
+
+// copyState is how far a copy is, at least.
+type copyState struct {
+	jsapi.Answer
+	asked time.Time
+	State struct {
+		Last uint64 `json:"last_seq"`
+	} `json:"state"`
+	Sources []struct {
+		Name   string        `json:"name"`
+		Lag    uint64        `json:"lag"`
+		Active time.Duration `json:"active"` // since it was heard; less than 0: never
+	} `json:"sources"`
+}
+
+// caughtUp reports whether a copy that was just read has what an origin had up to a sequence. A mirror has the
+// sequences of its origin. What was sourced says where it was; if nothing from there is left, because the copy
+// does not keep all, the server says whether something is to come, once it has heard of the origin since.
+func (c *command) caughtUp(name string, state *copyState, o origin, seq uint64, began time.Time) bool {
+	if seq == 0 || c.info(name).mirror == o.Name {
+		return state.State.Last >= seq
+	}
+	if c.reached[[2]string{o.Name, strings.Join(o.subjects(), "\f")}] >= seq {
+		return true
+	}
+	for _, s := range state.Sources {
+		if s.Name == o.Name && (s.Lag > 0 || s.Active < 0 ||
+			!state.asked.Add(-s.Active).After(began.Add(heard))) {
+			return false
+		}
+	}
+	return true
+}
