@@ -3,6 +3,7 @@ package erase
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +11,34 @@ import (
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
+
+// eraseCopies erases from all copies. They are looked for after the archive was rewritten, since something
+// may be restored from it meanwhile, and again at the end: one may have been made, or made again, and then
+// those that copy from it are read again as well.
+func (c *command) eraseCopies(ctx context.Context, until time.Time) error {
+	done := map[string]time.Time{} // when those were made that it was erased from
+	for {
+		if err := c.copies(ctx); err != nil {
+			return err
+		}
+		if s := c.info(c.cfg.Stream); s == nil || !s.created.Equal(c.rd.Stream.Created) {
+			return c.madeAnew()
+		}
+		first := slices.IndexFunc(c.rep.Copies, func(k Copy) bool {
+			made, is := done[k.Stream]
+			return !is || !made.Equal(c.info(k.Stream).created)
+		})
+		if first < 0 {
+			return nil
+		}
+		for _, k := range c.rep.Copies[first:] {
+			if err := c.eraseCopy(ctx, k.Stream, until); err != nil {
+				return err
+			}
+			done[k.Stream] = c.info(k.Stream).created
+		}
+	}
+}
 
 // madeAnew is the fault of a stream that is another one than when the run began.
 func (c *command) madeAnew() error {
@@ -51,8 +80,8 @@ func (c *command) inWhole(ctx context.Context, name string, until time.Time) (al
 			return all, nil
 		}
 		if more, err := pause(ctx, until); err != nil || !more {
-			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s does not have all yet of stream %s: "+
-				"messages of the document may still come there", name, strings.Join(lacks, ", ")))
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s does not have all yet of stream "+
+				"%s: messages of the document may still come there", name, strings.Join(lacks, ", ")))
 			return all, err
 		}
 	}
@@ -98,9 +127,9 @@ type copyState struct {
 	} `json:"sources"`
 }
 
-// caughtUp reports whether a copy that was just read has what an origin had up to a sequence. A mirror has the
-// sequences of its origin. What was sourced says where it was; if nothing from there is left, because the copy
-// does not keep all, the server says whether something is to come, once it has heard of the origin since.
+// caughtUp reports whether a copy that was just read has what an origin had up to a sequence. A mirror has
+// the sequences of its origin. What was sourced says where it was; if nothing from there is left, because the
+// copy does not keep all, the server says whether something is to come, once it has heard of the origin.
 func (c *command) caughtUp(name string, state *copyState, o origin, seq uint64, began time.Time) bool {
 	if seq == 0 || c.info(name).mirror == o.Name {
 		return state.State.Last >= seq

@@ -295,13 +295,8 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 		return err
 	}
 	c.o.Hit("erase.archived")
-	if err := c.copies(ctx); err != nil { // something may have been restored from the archive meanwhile
+	if err := c.eraseCopies(ctx, until); err != nil {
 		return err
-	}
-	for _, k := range c.rep.Copies {
-		if err := c.eraseCopy(ctx, k.Stream, until); err != nil {
-			return err
-		}
 	}
 	c.restoring()
 	c.o.Hit("erase.copies")

@@ -1,6 +1,11 @@
 package maintenance
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -42,4 +47,72 @@ func TestAStreamThatIsRestoredIsRepairedAfterAnErasure(t *testing.T) {
 	if code != 0 || report.Published == 0 {
 		t.Errorf("exit code %d: %+v\n%s", code, report, said)
 	}
+}
+
+// TestAnErasureWaitsForARestoreOfItsStream, and of a copy, that is made again after it was erased from: what
+// an older copy of the archive has comes back.
+func TestAnErasureWaitsForARestoreOfItsStream(t *testing.T) {
+	t.Parallel()
+	const each = 3
+	docs := []string{"gone", "gone_too"}
+	dir, older := t.TempDir(), t.TempDir()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasedanew", "ARCHIVE_URL=file://"+dir)
+	for i := range each {
+		for _, doc := range append(docs, "another") {
+			harness.Insert(t, f.Conn, doc, i+1, "{}")
+		}
+	}
+	archived(t, f, 3*each)
+	harness.Must(t, os.CopyFS(older, os.DirFS(dir)))
+	f.MustRun("archive", "restore", "--to", "RESTORED")
+	begin := func(args []string, env ...string) *maintainer {
+		t.Helper()
+		r := (&retained{Installation: f, t: t}).runs(args, env...)
+		harness.Eventually(t, "it sleeps", func() error {
+			if !r.stopped() {
+				return errors.New(r.log.String())
+			}
+			return nil
+		}, r.child)
+		return r
+	}
+	ends := func(r *maintainer, says string) {
+		t.Helper()
+		harness.Must(t, r.child.Signal(syscall.SIGCONT))
+		if err := r.child.Wait(); err == nil || !strings.Contains(r.log.String(), says) {
+			t.Errorf("%v, it does not say %q\n%s", err, says, r.log.String())
+		}
+	}
+	erasing := func(doc string) *maintainer {
+		t.Helper()
+		settle(t, f)
+		f.MustRun("archive", "run", "--now")
+		return begin([]string{"erase", "--doc", doc, "--request", "r" + doc[4:], "--yes"},
+			fmt.Sprint("OUTFLOW_FAILPOINT=stop.erase.copy:", each)) // all of them
+	}
+	anew := []string{"archive", "restore", "--to", "RESTORED"}
+
+	erase := erasing(docs[0])
+	harness.Must(t, f.JS.DeleteStream(t.Context(), "RESTORED"))
+	restore := begin(anew, "OUTFLOW_ARCHIVE_URL=file://"+older, "OUTFLOW_FAILPOINT=stop.restore.message:1")
+	ends(erase, "stream RESTORED is being restored")
+	harness.Must(t, restore.child.Signal(syscall.SIGCONT))
+	if err := restore.child.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, restore.log.String())
+	}
+	erased(t, f, "--doc", docs[0], "--request", "r"+docs[0][4:])
+	s, err := f.JS.Stream(t.Context(), "RESTORED")
+	harness.Must(t, err)
+	info, err := s.Info(t.Context(), jetstream.WithSubjectFilter(">"))
+	harness.Must(t, err)
+	if all := fmt.Sprint(info.State.Subjects); strings.Contains(all, docs[0]+":") ||
+		!strings.Contains(all, docs[1]+":") {
+		t.Errorf("the copy has %s", all)
+	}
+
+	erase = erasing(docs[1])
+	f.MustStop(t)
+	harness.Must(t, f.JS.DeleteStream(t.Context(), f.Stream))
+	f.MustRun("archive", "restore")
+	ends(erase, "code stream_recreated")
 }
