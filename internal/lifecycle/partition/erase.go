@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -258,6 +259,33 @@ func (m *Manager) sameServer(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Theirs names the partitions that somebody else detached: no row of theirs is looked at.
+func (m *Manager) Theirs(ctx context.Context) (names []string, err error) {
+	known, err := m.readLedger(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range known {
+		if p.State != Kept || p.Horizon != 0 {
+			continue
+		}
+		var name string
+		err := m.conn.QueryRow(ctx, `SELECT format('%I.%I', n.nspname, c.relname)
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'
+				AND c.oid = CASE WHEN $2 THEN $3::oid ELSE to_regclass($4)::oid END
+				AND c.oid NOT IN (SELECT relid FROM pg_partition_tree($1::oid::regclass))`,
+			m.root.OID, p.System != "", p.OID, p.Name).Scan(&name)
+		switch {
+		case err == nil:
+			names = append(names, name)
+		case !errors.Is(err, pgx.ErrNoRows):
+			return nil, fmt.Errorf("look for partition %s: %w", p.Name, err)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }
 
 // unfound is the fault of a detached partition of which it is not certain which table it is.

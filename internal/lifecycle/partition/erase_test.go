@@ -188,6 +188,32 @@ func TestAnErasureFindsAPartitionByItsOID(t *testing.T) {
 	}
 }
 
+// TestAnErasureNamesThePartitionsThatSomebodyElseDetached, by the names that they have now: what is in them
+// stays.
+func TestAnErasureNamesThePartitionsThatSomebodyElseDetached(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
+	w.apply()
+	w.want(0, Kept)
+	w.Exec("ALTER TABLE outbox_0 RENAME TO mine")
+	theirs := func() string {
+		t.Helper()
+		names, err := w.manager().Theirs(outboxdb.Within(t))
+		must.Succeed(t, err)
+		return strings.Join(names, " ")
+	}
+	if got := theirs(); got != "public.mine" {
+		t.Errorf("it names %q", got)
+	}
+	w.Exec("ALTER TABLE outbox ATTACH PARTITION mine FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
+	if got := theirs(); got != "" {
+		t.Errorf("it is attached again, and it names %q", got)
+	}
+}
+
 // TestTheRowsOfADocumentAreThoseOfItsMessages: PostgreSQL compares and casts values of some types otherwise
 // than it prints them for the WAL.
 func TestTheRowsOfADocumentAreThoseOfItsMessages(t *testing.T) {

@@ -129,6 +129,22 @@ func (c *command) limits() {
 				"name it with --copy %[1]s", s.name)
 		}
 	}
+	for _, name := range c.theirs {
+		add("partition %s, which somebody else detached: delete the rows of the document there", name)
+	}
+	readers := c.l.Readers(c.rd, c.others)
+	for _, o := range c.others {
+		why, may := readers.May[o.Slot]
+		switch {
+		case o.Stream == c.cfg.Stream || r.copy(o.Stream):
+		case slices.Contains(readers.Others, o.Slot):
+			add("stream %s, to which another Outflow publishes the rows of this table, with slot %s: erase "+
+				"the document with the settings of that one", o.Stream, o.Slot)
+		case may:
+			add("stream %s, to which another Outflow may publish the rows of this table, with slot %s (%s): "+
+				"erase the document with the settings of that one", o.Stream, o.Slot, why)
+		}
+	}
 	for _, replica := range r.Away {
 		add("the files of %s: it was away when messages were erased, and may not have overwritten them. Let "+
 			"the server make them anew: `nats stream cluster peer-remove`", replica)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
@@ -66,6 +67,8 @@ type command struct {
 	untold  uint64               // messages that do not say which document they are of
 	passed  int                  // segments of the archive that were not read: no message has its subject
 	parked  erasure.FoundParked
+	theirs  []string           // partitions that somebody else detached
+	others  []checkpoint.Other // slots of other Outflows
 
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
 }
@@ -156,6 +159,12 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		if err := m.CheckDocument(ctx, c.document()); err != nil {
 			return nil, err
 		}
+	}
+	if c.theirs, err = m.Theirs(ctx); err != nil {
+		return nil, err
+	}
+	if c.others, err = l.Others(ctx, c.rd); err != nil {
+		return nil, err
 	}
 	if err := c.copies(ctx); err != nil {
 		return nil, err
@@ -390,15 +399,14 @@ func pause(ctx context.Context, until time.Time) (bool, error) {
 }
 
 // slots waits until every slot has confirmed the cut.
-func (c *command) slots(ctx context.Context, until time.Time) (bool, error) {
+func (c *command) slots(ctx context.Context, until time.Time) (_ bool, err error) {
 	var readers partition.Readers
 	named := c.cfg.Retain.OtherSlots
 	if len(named) > 0 {
-		others, err := c.l.Others(ctx, c.rd)
-		if err != nil {
+		if c.others, err = c.l.Others(ctx, c.rd); err != nil {
 			return false, err
 		}
-		readers = c.l.Readers(c.rd, others)
+		readers = c.l.Readers(c.rd, c.others)
 	}
 	defer progress.Wait(ctx, fmt.Sprintf("waiting until every slot has confirmed %v", c.rec.Cut))()
 	for {

@@ -12,8 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
-// TestAnErasureWaitsForEachOutflowOfTheTable: naming its slot in retain.other_slots changes nothing, because
-// it would publish what was erased, to another stream. Slots of others that are named are not waited for.
+// TestAnErasureWaitsForEachOutflowOfTheTable, and names its stream, which it does not reach: naming its slot
+// in retain.other_slots changes nothing, because it would publish what was erased, to another stream. Slots
+// of others that are named are not waited for.
 func TestAnErasureWaitsForEachOutflowOfTheTable(t *testing.T) {
 	t.Parallel()
 	natsURL := natstest.Server(t).URL()
@@ -51,10 +52,14 @@ func TestAnErasureWaitsForEachOutflowOfTheTable(t *testing.T) {
 		settle()
 		second.AwaitConfirmed(f.Conn, harness.WALEnd(t, f.Conn))
 		c, said, code := erase(t, f, args...)
-		if code == 0 && c.Finished != nil {
-			return nil
+		if code != 0 || c.Finished == nil {
+			return fmt.Errorf("exit code %d: %+v\n%s", code, c, said)
 		}
-		return fmt.Errorf("exit code %d: %+v\n%s", code, c, said)
+		not := fmt.Sprint(c.NotReached)
+		if !strings.Contains(not, "stream "+second.Stream+", to which another") {
+			t.Errorf("the stream of the other Outflow is not named: %s", not)
+		}
+		return nil
 	})
 	second.MustStop(t)
 	f.MustStop(t)
@@ -93,6 +98,11 @@ func TestAnErasureWaitsForAnOutflowWhoseRecordCannotBeRead(t *testing.T) {
 	harness.Insert(t, f.Conn, "gone", 1, "{}")
 	f.Start()
 	blocked(t, f, second, "the checkpoint record has version 99")
+	c, _, _ := erase(t, f, "--doc", "gone", "--request", "r")
+	if not := fmt.Sprint(c.NotReached); !strings.Contains(not, "stream "+second.Stream+", to which another "+
+		"Outflow may publish") {
+		t.Errorf("the stream of the other Outflow is not named: %s", not)
+	}
 	restore()
 	second.Start()
 	finishes(t, f, second)
