@@ -95,8 +95,11 @@ var consumers = []Finding{
 		Title: "consumer rewind has no --to, or one that can't be read",
 		Hint:  "Write --to start, seq:N, position:P or time:T."},
 	{Code: "rewind_ahead", Severity: Error, Classes: fatal,
-		Title: "The consumer has not come that far: a rewind only goes back",
+		Title: "The consumer has not come that far, or is there: a rewind only goes back",
 		Hint:  "Name an earlier place."},
+	{Code: "rewind_changed", Severity: Error, Classes: fatal,
+		Title: "The consumer or its stream has changed since it was asked whether to set the consumer back",
+		Hint:  "Nothing was done. Run it again: it asks with what there is now."},
 	{Code: "rewind_removed", Severity: Error, Classes: fatal,
 		Title: "The stream no longer has the place that the consumer is to go back to",
 		Hint: "Go back to what there is, or read the table with `outflow replay --from table --to " +

@@ -160,8 +160,9 @@ keeps its marks in PostgreSQL is set back while its instances run, which go on f
 back, and only to what the stream still has or, with archive.url, the archive: the consumer then needs
 Config.Archive. What neither has, outflow replay --from table --to consumer:NAME reads.
 
-Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place or
-a server can't be reached, 1 if a server is lost on the way: run it again.`,
+Exit code 2 without --yes where nobody can be asked, 3 if it runs, if there is no such consumer or place, if
+one of them changed while it asked, or a server can't be reached, 1 if a server is lost on the way: run it
+again.`,
 		Example: "  outflow consumer rewind search --to start\n  outflow consumer rewind billing --to " +
 			"time:2026-01-31T12:00:00Z --yes",
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {

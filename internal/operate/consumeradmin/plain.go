@@ -22,6 +22,19 @@ type record struct {
 	To     uint64                   `json:"to"`    // the rewind's
 }
 
+// recordOf describes a durable as it is.
+func recordOf(info *jetstream.ConsumerInfo) *record {
+	config := info.Config
+	config.Metadata = map[string]string{}
+	for k, v := range info.Config.Metadata {
+		if !strings.HasPrefix(k, "_nats.") { // the server's own
+			config.Metadata[k] = v
+		}
+	}
+	return &record{Config: config, Was: max(info.AckFloor.Stream, info.Delivered.Stream),
+		Acked: info.AckFloor.Stream}
+}
+
 func recordName(name string) string { return name + "_rewinding" }
 
 // quiet is how long a durable must have been unused: a client that handles messages between two pulls has no
@@ -30,13 +43,14 @@ const unusedFor = 5 * time.Second
 
 // rewindPlain replaces a durable by one that begins after another sequence. The order of the steps preserves
 // its description at any moment: write the record, delete the durable, make the new one, delete the record.
-func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind,
-	info *jetstream.ConsumerInfo) error {
-	rec, err := a.record(ctx, stream, r.Name)
-	if err != nil {
-		return err
-	}
-	if info != nil {
+func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewind) (err error) {
+	var info *jetstream.ConsumerInfo // nil: there is none, because an earlier rewind was killed
+	var rec *record
+	var anew bool // an earlier one was killed after making the new durable, which is unused: the record holds
+	plan := func() (*Plan, error) {
+		if rec, err = a.record(ctx, stream, r.Name); err != nil {
+			return nil, err
+		}
 		info, err = awaitUnused(ctx, r.Name, func() (*jetstream.ConsumerInfo, error) {
 			c, err := stream.Consumer(ctx, r.Name)
 			if err != nil {
@@ -44,40 +58,39 @@ func (a *Admin) rewindPlain(ctx context.Context, stream jetstream.Stream, r Rewi
 			}
 			return c.CachedInfo(), nil
 		})
+		switch missing := errors.Is(err, jetstream.ErrConsumerNotFound); {
+		case missing && rec == nil:
+			return nil, fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream,
+				r.Name), "`outflow consumer list` names those that there are")
+		case err != nil && !missing:
+			return nil, err
+		}
+		anew = info != nil && rec != nil && info.Config.OptStartSeq == rec.To+1 &&
+			info.Delivered.Consumer == 0
+		if info != nil && !anew {
+			rec = recordOf(info)
+		}
+		to, err := a.resolve(ctx, stream, r.Name, r.target)
 		if err != nil {
-			return err
+			return nil, err
 		}
-	}
-	// An earlier rewind was killed after making the new durable, which is unused: the record still holds.
-	anew := info != nil && rec != nil && info.Config.OptStartSeq == rec.To+1 && info.Delivered.Consumer == 0
-	if info != nil && !anew {
-		config := info.Config
-		config.Metadata = map[string]string{}
-		for k, v := range info.Config.Metadata {
-			if !strings.HasPrefix(k, "_nats.") { // the server's own
-				config.Metadata[k] = v
-			}
+		if to < rec.Was {
+			to = min(to, rec.Acked) // what was delivered but not acknowledged is not done
 		}
-		rec = &record{Config: config, Was: max(info.AckFloor.Stream, info.Delivered.Stream),
-			Acked: info.AckFloor.Stream}
+		p, err := a.plan(ctx, stream, r.Name, Plain, rec.Was, to, filtersOf(&rec.Config))
+		if err == nil {
+			p.Exact = true
+		}
+		return p, err
 	}
-	if rec == nil {
-		return fatal("consumer_missing", fmt.Sprintf("stream %s has no consumer %s", a.Stream, r.Name),
-			"`outflow consumer list` names those that there are")
-	}
-	to, err := a.resolve(ctx, stream, r.Name, r.target)
+	p, err := plan()
 	if err != nil {
 		return err
 	}
-	to = min(to, rec.Acked) // what was delivered but not acknowledged is not done
-	p, err := a.plan(ctx, stream, r.Name, Plain, rec.Was, to, filtersOf(&rec.Config))
-	if err != nil {
+	if yes, err := r.asked(p, plan); !yes {
 		return err
 	}
-	p.Exact = true
-	if err := r.Confirm(p); err != nil || r.DryRun {
-		return err
-	}
+	to := p.To
 	if anew && rec.To == to {
 		return a.deleteRecord(ctx, stream, r.Name)
 	}

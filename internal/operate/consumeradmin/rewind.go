@@ -26,7 +26,8 @@ type Rewind struct {
 	// Confirm is called with the plan; nothing is changed if it returns an error.
 	Confirm func(p *Plan) error
 
-	target target // To, parsed
+	target target       // To, parsed
+	reopen func() error // reads what the archive has again
 }
 
 // Plan is what a rewind does. The JSON names are stable.
@@ -47,6 +48,37 @@ type Plan struct {
 
 	// of Again, those that the archive has and the stream does not
 	Archived uint64 `json:"archived,omitempty"`
+
+	created time.Time // of the stream
+	removed uint64    // sequences behind To, up to Was, that the stream has no message of
+}
+
+// stands reports whether a plan says what a later one does. While instances run, they park and process.
+func (p *Plan) stands(now *Plan, running bool) bool {
+	same := p.created.Equal(now.created) && p.Was == now.Was && p.To == now.To && p.removed == now.removed &&
+		p.Archived == now.Archived && p.First == now.First && (p.Parked == now.Parked || running)
+	if same && p.Position != nil && now.Position != nil {
+		same = *p.Position == *now.Position && p.Stored.Equal(*now.Stored)
+	}
+	return same
+}
+
+// asked asks whether to do what the plan says, and looks again then: while somebody thinks, messages may be
+// removed or erased, and somebody else may set the consumer back. false: it is a dry run.
+func (r *Rewind) asked(p *Plan, look func() (*Plan, error)) (bool, error) {
+	if err := r.Confirm(p); err != nil || r.DryRun {
+		return false, err
+	}
+	if err := r.reopen(); err != nil {
+		return false, err
+	}
+	now, err := look()
+	if err == nil && !p.stands(now, r.Running) {
+		err = fatal("rewind_changed", fmt.Sprintf("consumer %s, or its stream, has changed since it was "+
+			"asked whether to set it back to sequence %d; now it would be: %s", p.Name, p.To,
+			strings.Join(now.Lines(), "; ")), "Nothing was done. Run it again")
+	}
+	return err == nil, err
 }
 
 // Lines is the plan in words.
@@ -98,12 +130,23 @@ func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	if err != nil {
 		return err
 	}
-	if offsets != Plain { // which would not know of it
-		closed, err := a.openPast(ctx, stream)
-		if err != nil {
-			return err
+	closed := func() {}
+	defer func() { closed() }()
+	r.reopen = func() error {
+		closed()
+		a.past, closed = nil, func() {}
+		if offsets == Plain { // which would not know of it
+			return nil
 		}
-		defer closed()
+		_, err := stream.Info(ctx)
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", a.Stream, err)
+		}
+		closed, err = a.openPast(ctx, stream)
+		return err
+	}
+	if err := r.reopen(); err != nil {
+		return err
 	}
 	switch offsets {
 	case InPostgres:
@@ -111,7 +154,7 @@ func (a *Admin) Rewind(ctx context.Context, r Rewind) (err error) {
 	case InJetStream:
 		return a.rewindBucket(ctx, stream, r, info)
 	default:
-		return a.rewindPlain(ctx, stream, r, info)
+		return a.rewindPlain(ctx, stream, r)
 	}
 }
 
@@ -279,10 +322,27 @@ func (a *Admin) lastBefore(ctx context.Context, first, last uint64, oc jetstream
 func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets string, was, to uint64,
 	filters []string) (*Plan, error) {
 	p := &Plan{Name: name, Offsets: offsets, Was: was, To: to}
-	if to >= was {
+	if to == was {
+		return nil, fatal("rewind_ahead", fmt.Sprintf("consumer %s is there already: it has come up to "+
+			"sequence %d, and goes on behind it", name, was),
+			"A rewind only goes back: name an earlier place")
+	}
+	if to > was {
 		return nil, fatal("rewind_ahead", fmt.Sprintf("consumer %s has come up to sequence %d, and nothing "+
 			"up to there lies behind this place (sequence %d)", name, was, to+1),
 			"A rewind only goes back: name an earlier place")
+	}
+	info, err := stream.Info(ctx, jetstream.WithDeletedDetails(true))
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", a.Stream, err)
+	}
+	p.created = info.Created
+	first := min(max(info.State.FirstSeq, to+1), was+1)
+	p.removed = first - to - 1
+	for _, seq := range info.State.Deleted {
+		if seq >= first && seq <= was {
+			p.removed++
+		}
 	}
 	from, err := a.count(ctx, stream, to+1, filters)
 	if err != nil {
@@ -297,15 +357,15 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	if p.Again == 0 {
 		return p, nil
 	}
-	first, err := a.past.first(ctx, to+1, filters)
-	if err == nil && first == nil {
-		first, err = a.firstFrom(ctx, to+1, everything(filters))
+	begins, err := a.past.first(ctx, to+1, filters)
+	if err == nil && begins == nil {
+		begins, err = a.firstFrom(ctx, to+1, everything(filters))
 	}
 	if err != nil {
 		return nil, err
 	}
-	if first != nil {
-		p.First, p.Position, p.Stored = first.seq, &first.outflow.Pos, &first.at
+	if begins != nil {
+		p.First, p.Position, p.Stored = begins.seq, &begins.outflow.Pos, &begins.at
 	}
 	return p, nil
 }
@@ -338,8 +398,9 @@ func hasRead(name string, s *state) error {
 	return nil
 }
 
+// planOffsets plans what is done with stored offsets. of is the plan that was asked about; nil: none yet.
 func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewind, offsets string,
-	s *state) (*Plan, error) {
+	s *state, of *Plan) (*Plan, error) {
 	if err := hasRead(r.Name, s); err != nil {
 		return nil, err
 	}
@@ -347,7 +408,11 @@ func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewi
 	if err != nil {
 		return nil, err
 	}
-	p, err := a.plan(ctx, stream, r.Name, offsets, s.furthest(), to, s.filters)
+	was := s.furthest()
+	if of != nil && r.Running { // what its instances have processed since
+		was = min(was, of.Was)
+	}
+	p, err := a.plan(ctx, stream, r.Name, offsets, was, to, s.filters)
 	if p != nil {
 		p.Replayed = true
 		p.Exact = s.lowest().Seq == s.furthest() && (p.Archived == 0 || everything(s.filters) == nil)
@@ -395,25 +460,28 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		}
 		return s, err
 	}
-	s, err := look(a.DB, free)
-	if err != nil {
+	var s *state
+	var p *Plan // that was asked about
+	var parked, kept []int64
+	plan := func() (now *Plan, err error) {
+		if s, err = look(a.DB, free); err == nil {
+			now, err = a.planOffsets(ctx, stream, r, InPostgres, s, p)
+		}
+		if err == nil {
+			now.Running = s.alive()
+			parked, err = d.parkedBehind(ctx, a.DB, r.Name, now.To)
+		}
+		if err == nil {
+			kept, err = a.inStream(ctx, parked)
+			now.Parked = len(kept)
+		}
+		return now, err
+	}
+	var err error
+	if p, err = plan(); err != nil {
 		return err
 	}
-	p, err := a.planOffsets(ctx, stream, r, InPostgres, s)
-	if err != nil {
-		return err
-	}
-	p.Running = s.alive()
-	parked, err := d.parkedBehind(ctx, a.DB, r.Name, p.To)
-	if err != nil {
-		return err
-	}
-	kept, err := a.inStream(ctx, parked)
-	if err != nil {
-		return err
-	}
-	p.Parked = len(kept)
-	if err := r.Confirm(p); err != nil || r.DryRun {
+	if yes, err := r.asked(p, plan); !yes {
 		return err
 	}
 	to, err := a.offsetAt(ctx, p.To)
@@ -426,7 +494,7 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		case err != nil:
 			return err
 		case now.partitions != s.partitions || now.keying != s.keying,
-			!r.Running && now.furthest() != s.furthest():
+			!r.Running && !slices.Equal(now.offsets, s.offsets):
 			return fatal("consumer_running", fmt.Sprintf("consumer %s has moved meanwhile", r.Name), hintStop)
 		}
 		all, err := d.parkedBehind(ctx, tx, r.Name, p.To)
@@ -476,15 +544,18 @@ func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rew
 	if err != nil {
 		return err
 	}
-	doc, err := a.idleDocument(ctx, kv, r.Name)
+	var doc *document
+	plan := func() (*Plan, error) {
+		if doc, err = a.idleDocument(ctx, kv, r.Name); err != nil {
+			return nil, err
+		}
+		return a.planOffsets(ctx, stream, r, InJetStream, &doc.state, nil)
+	}
+	p, err := plan()
 	if err != nil {
 		return err
 	}
-	p, err := a.planOffsets(ctx, stream, r, InJetStream, &doc.state)
-	if err != nil {
-		return err
-	}
-	if err := r.Confirm(p); err != nil || r.DryRun {
+	if yes, err := r.asked(p, plan); !yes {
 		return err
 	}
 	to, err := a.offsetAt(ctx, p.To)

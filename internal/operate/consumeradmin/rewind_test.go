@@ -1,0 +1,122 @@
+package consumeradmin
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/consumer"
+)
+
+// marks is how far each consumer of kept is.
+func (w *world) marks() string {
+	w.t.Helper()
+	kv, err := openBucket(w.t.Context(), w.JS, w.Stream)
+	must(w.t, err)
+	doc, err := kv.load(w.t.Context(), "boxed")
+	must(w.t, err)
+	c, err := w.live.Consumer(w.t.Context(), "plain")
+	must(w.t, err)
+	return fmt.Sprint(w.text("SELECT m::text FROM outflow_mark m ORDER BY source, partition"), doc.offsets,
+		c.CachedInfo().Created, c.CachedInfo().Delivered.Stream)
+}
+
+// kept is a stream with a consumer of each kind: texts, boxed and plain. All of them have come up to 18.
+func kept(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	kv, err := w.JS.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: consumer.Bucket(w.Stream)})
+	must(t, err)
+	_, err = kv.Create(t.Context(), "boxed", fmt.Appendf(nil, `{"v": %d, "stream": "OUTBOX", "filters": [">"],
+		"layout": {"keying": "outbox.{doc_id}", "partitions": 1},
+		"marks": {"live": {"0": {"seq": 18, "due": "0/10", "n": 18, "pos": "0/20-0"}}}}`, documentVersion))
+	must(t, err)
+	_, err = w.live.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "plain",
+		AckPolicy: jetstream.AckExplicitPolicy})
+	must(t, err)
+	w.reads(16, true)
+	w.reads(2, false)
+	return w
+}
+
+// reads lets plain read some messages, and acknowledge them.
+func (w *world) reads(n int, acks bool) {
+	w.t.Helper()
+	c, err := w.live.Consumer(w.t.Context(), "plain")
+	must(w.t, err)
+	batch, err := c.Fetch(n)
+	must(w.t, err)
+	for m := range batch.Messages() {
+		if acks {
+			must(w.t, m.DoubleAck(w.t.Context()))
+		}
+	}
+}
+
+// TestARewindDoesWhatItAskedAbout: while somebody thinks, messages of the stream are removed, or the consumer
+// is set back or has processed more. Then nothing is done.
+func TestARewindDoesWhatItAskedAbout(t *testing.T) {
+	t.Parallel()
+	erase := func(w *world) { must(w.t, w.live.DeleteMsg(w.t.Context(), 14)) }
+	purge := func(w *world) { must(w.t, w.live.Purge(w.t.Context(), jetstream.WithPurgeSequence(14))) }
+	for _, c := range []struct {
+		name, what, code string
+		meanwhile        func(w *world)
+	}{
+		{"texts", "nothing", "", func(*world) {}},
+		{"texts", "a message is erased", "rewind_changed", erase},
+		{"texts", "the stream's front is removed", "rewind_removed", purge},
+		{"texts", "it has processed more", "rewind_changed", func(w *world) {
+			w.exec("UPDATE outflow_mark SET seq = 19 WHERE source = 'live' AND partition = 3")
+		}},
+		{"texts", "it was set back", "rewind_changed", func(w *world) {
+			w.exec("UPDATE outflow_mark SET seq = 13 WHERE source = 'live' AND seq > 13")
+		}},
+		{"texts", "an event is parked", "rewind_changed", func(w *world) { w.park("d3", 19) }},
+		{"boxed", "nothing", "", func(*world) {}},
+		{"boxed", "a message is erased", "rewind_changed", erase},
+		{"plain", "nothing", "", func(*world) {}},
+		{"plain", "a message is erased", "rewind_changed", erase},
+		{"plain", "it was deleted", "consumer_missing", func(w *world) {
+			must(w.t, w.live.DeleteConsumer(w.t.Context(), "plain"))
+		}},
+	} {
+		t.Run(c.name+", "+c.what, func(t *testing.T) {
+			t.Parallel()
+			w := kept(t)
+			var before string
+			err := w.Rewind(t.Context(), Rewind{Name: c.name, To: "seq:13", Confirm: func(*Plan) error {
+				if c.meanwhile(w); c.code != "consumer_missing" {
+					before = w.marks()
+				}
+				return nil
+			}})
+			if c.code == "" {
+				must(t, err)
+			} else {
+				wantFault(t, err, c.code)
+			}
+			if before != "" && (before == w.marks()) != (c.code != "") {
+				t.Errorf("the marks were\n%s\nand are\n%s", before, w.marks())
+			}
+		})
+	}
+}
+
+// TestARewindToWhereTheConsumerIsDoesNothing, and says so, even if it has not acknowledged all of that.
+func TestARewindToWhereTheConsumerIsDoesNothing(t *testing.T) {
+	t.Parallel()
+	w := kept(t)
+	before := w.marks()
+	for _, name := range []string{"texts", "boxed", "plain"} {
+		err := w.Rewind(t.Context(), Rewind{Name: name, To: "seq:19", Confirm: func(p *Plan) error {
+			t.Errorf("it asks whether %v", p.Lines())
+			return nil
+		}})
+		wantFault(t, err, "rewind_ahead", "is there already")
+	}
+	if now := w.marks(); now != before {
+		t.Errorf("the marks were\n%s\nand are\n%s", before, now)
+	}
+}
