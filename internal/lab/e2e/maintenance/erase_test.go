@@ -334,6 +334,35 @@ func aDocumentIsErasedEverywhere(t *testing.T, pg *pgserver.Server) {
 	}
 }
 
+// TestADocumentWithBlanksIsErased: PostgreSQL fills up a char(n), and messages have that; casts do without.
+func TestADocumentWithBlanksIsErased(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "eraseblanks",
+		"SINK_DURABLE_AFTER=0s")
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	harness.Exec(t, f.Conn, "ALTER TABLE outbox ALTER doc_id TYPE char(6)")
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	settle(t, f)
+	f.MustFail(2, []string{"erase", "--doc", "gone", "--request", "r", "--yes"}, `has it as "gone  "`)
+	var c certificate
+	harness.Eventually(t, "it is erased", func() error {
+		settle(t, f)
+		var said string
+		var code int
+		if c, said, code = erase(t, f, "--doc", "gone  ", "--request", "r", "--yes"); code != 0 {
+			return fmt.Errorf("exit code %d: %s", code, said)
+		}
+		return nil
+	})
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = 'gone'"); n != 0 ||
+		c.Rows != 1 || c.Messages != 1 {
+		t.Errorf("%d rows are left: %+v", n, c)
+	}
+	f.MustStop(t)
+}
+
 // TestWhatHadAnotherSubjectIsNamed: messages of the document were published and archived while `subject` was
 // another one. The certificate says that they were passed over, and with that subject they are erased.
 func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
