@@ -180,7 +180,7 @@ func columnOf(table string, c catalog.Column) string {
 // Noted is a row whose id is noted in another table.
 type Noted struct {
 	ID      []byte // as an event has it
-	Doc     string
+	Doc     string // likewise
 	Request string // as that table says
 }
 
@@ -188,7 +188,7 @@ type Noted struct {
 // is handed on. condition is one on that table, which is called noted. That it may not be read is the
 // caller's to explain.
 func (s *Snapshot) Noted(ctx context.Context, q Query, table, condition string, f func(Noted) error) error {
-	q.Columns, q.Sorted = []string{rowBytes, SortDoc, rowSum}, false
+	q.Columns, q.Sorted = []string{rowBytes, rowDoc, rowSum}, false
 	sql, params := s.query(q)
 	if params != nil {
 		panic("replication: a list of ids is not looked up")
@@ -197,7 +197,11 @@ func (s *Snapshot) Noted(ctx context.Context, q Query, table, condition string, 
 		"JOIN "+table+" AS noted ON noted.sum = r.sum WHERE "+condition)
 	if err == nil {
 		var n Noted
-		_, err = pgx.ForEachRow(rows, []any{&n.ID, &n.Doc, &n.Request}, func() error { return f(n) })
+		var doc []byte
+		_, err = pgx.ForEachRow(rows, []any{&n.ID, &doc, &n.Request}, func() error {
+			n.Doc = string(doc)
+			return f(n)
+		})
 	}
 	if state := postgres.SQLState(err); state != "" && state != postgres.StateInsufficientPrivilege {
 		err = s.rowsFault(q, err)

@@ -58,8 +58,9 @@ const (
 	SortKey = "\x00key"
 )
 
-// The id's bytes and their [IDHash], as columns of a Query.
+// The document's bytes, and the id's and their [IDHash], as columns of a Query.
 const (
+	rowDoc   = "\x00docbytes"
 	rowBytes = "\x00bytes"
 	rowSum   = "\x00sum"
 )
@@ -406,6 +407,9 @@ func (s *Snapshot) query(q Query) (sql string, params [][]byte) {
 			columns[i] = key
 		case SortID:
 			columns[i] = id
+		case rowDoc:
+			c, _ := s.table.Column(q.Mapping.Doc)
+			columns[i] = BytesOf(columnOf(s.table.Name, c), c)
 		case rowBytes, rowSum:
 			c, _ := s.table.Column(q.ID)
 			if columns[i] = BytesOf(columnOf(s.table.Name, c), c); name == rowSum {

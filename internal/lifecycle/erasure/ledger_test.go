@@ -106,6 +106,16 @@ func TestWhatWasErasedIsKnownUnderAnotherName(t *testing.T) {
 	}
 }
 
+// TestWhatWasErasedOfADocumentOfBytesIsKnown: messages have the bytes, which PostgreSQL prints in hex.
+func TestWhatWasErasedOfADocumentOfBytesIsKnown(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	o.Exec("ALTER TABLE outbox ALTER doc_id TYPE bytea USING convert_to(doc_id, 'UTF8')")
+	if o.back() == "" {
+		t.Error("the row that has come back is not known")
+	}
+}
+
 // TestATableOfTheFormerNameHasNoErasures.
 func TestATableOfTheFormerNameHasNoErasures(t *testing.T) {
 	t.Parallel()
