@@ -256,15 +256,29 @@ func (w *rowWriter) wasErased(m *archive.Message, values []any) bool {
 	return w.erased.Has(doc, w.created, m.Header.Get(outbox.HeaderName), m.Seq)
 }
 
-// connect opens a connection whose transactions have the origin. Only one can have it at a time.
+// originPatience is how long another session that has the origin is waited for: one of a process that has
+// just ended, or of an outflow archive rows at another database of the cluster.
+const originPatience = time.Minute
+
+// connect opens a connection whose transactions have the origin. Only one of a cluster can have it at a time.
 func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) {
 	if w.conn, err = target(cfg).Connect(ctx); err != nil {
 		return err
 	}
-	_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_create($1) WHERE pg_replication_origin_oid($1) IS NULL`,
-		restoreOrigin)
-	if err == nil {
-		_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_session_setup($1)`, restoreOrigin)
+	defer progress.Wait(ctx, "waiting for another outflow archive rows at this PostgreSQL server")()
+	for until := time.Now().Add(originPatience); ; {
+		_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_create($1)
+			WHERE pg_replication_origin_oid($1) IS NULL`, restoreOrigin)
+		if err == nil || postgres.SQLState(err) == "23505" { // another one has just made it
+			_, err = w.conn.Exec(ctx, `SELECT pg_replication_origin_session_setup($1)`, restoreOrigin)
+		}
+		if postgres.SQLState(err) != "55006" || time.Now().After(until) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
 	if err != nil {
 		postgres.Close(w.conn)
@@ -274,7 +288,8 @@ func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) 
 				Message: "the role may not write with a replication origin"}
 		case "55006":
 			return &outbox.Fault{Class: outbox.Fatal, Code: "rows_origin", Err: err,
-				Message: "another outflow archive rows is at work", Hint: "Wait until it has ended"}
+				Message: "another outflow archive rows is at work at this PostgreSQL server",
+				Hint:    "Wait until it has ended"}
 		}
 		return fmt.Errorf("set up replication origin %s: %w", restoreOrigin, err)
 	}

@@ -190,6 +190,19 @@ func TestRowsArePutBackBesideDetachedPartitions(t *testing.T) {
 	if n := rows(); n != before {
 		t.Errorf("%d rows of %d", n, before)
 	}
+
+	// one at a time, of all databases of the server
+	other := harness.Connect(t, pgtest.Database(t, pgtest.Server(t)))
+	harness.Eventually(t, "nobody else puts rows back", func() error {
+		_, err := other.Exec(t.Context(), "SELECT pg_replication_origin_session_setup('outflow_restore')")
+		return err
+	})
+	waits := r.runs([]string{"archive", "rows", "--from", fmt.Sprint(old + 1)})
+	waits.says("waiting for another outflow archive rows")
+	harness.Must(t, other.Close(t.Context()))
+	if err := waits.child.Wait(); err != nil {
+		t.Errorf("%v: %s", err, waits.log.String())
+	}
 }
 
 // sameMessage reports whether a restored message is what it was: all but the headers that the server checked
