@@ -273,11 +273,12 @@ func (p *Partition) reattached() bool {
 	return p.Attached && p.AttachXID != 0 && p.AttachXID != p.Attach
 }
 
-// reset forgets everything about rows: some may come that nothing is known of.
+// reset forgets everything about rows: some may come that nothing is known of. That it was sealed before
+// stays, or its next fence would count for the rows of a former stream or cluster as well.
 func (p *Partition) reset() {
 	p.Made, p.Fence, p.SealedSum, p.Verified, p.Accepted = false, 0, Sum{}, nil, 0
 	p.DetachXmin = 0
-	p.Sealed, p.Stream, p.Inserts = time.Time{}, Stream{}, nil
+	p.Stream, p.Inserts = Stream{}, nil
 }
 
 // written notes that somebody wrote to a partition that was sealed: nothing but ids shows any more that its

@@ -163,7 +163,7 @@ func TestTheDropVerifiesAgain(t *testing.T) {
 // made anew nothing shows that they are published.
 func TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts(t *testing.T) {
 	t.Parallel()
-	for _, what := range []string{"same", "stream", "cluster"} {
+	for _, what := range []string{"same", "stream", "cluster", "attached again"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, pgtest.Server(t), 1)
@@ -171,8 +171,13 @@ func TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts(t *testing.T) {
 			w.insert(0, 5, false)
 			w.apply()
 			switch what {
-			case "stream":
+			case "stream", "attached again":
 				w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+				if what != "stream" {
+					w.Exec("ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES FROM ('2024-05-01') TO " +
+						"('2024-05-02')")
+					w.apply() // sets another fence
+				}
 			case "cluster":
 				w.Exec("UPDATE outflow_partitions SET system_id = '1' WHERE state = 'sealed'")
 				w.apply()
