@@ -354,8 +354,9 @@ var settings = []setting{
 			return choiceValue{&c.Retain.Table.Method, []string{RetainPartition, RetainDelete}}
 		}},
 	{path: "retain.table.keep", def: "168h", want: "a duration of 0s or more, such as 168h",
-		doc: "How long rows stay for a repair after their fence was set. With an archive only those of a " +
-			"table with shard do.",
+		doc: "How long rows stay for a repair after their fence was set. With an archive only those do " +
+			"that another stream has as well: of partitions with shard, or of a table that another " +
+			"Outflow reads.",
 		bind: func(c *Config) value { return durationValue{&c.Retain.Table.Keep, 0, longest, 0} }},
 	{path: "retain.table.age", def: "0s", want: "a duration of 0s or more, such as 720h",
 		doc: "Rows go when they are older. If age, size and rows are 0, every row that may go does. None " +

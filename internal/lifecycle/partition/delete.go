@@ -31,7 +31,7 @@ const (
 
 // eligible are the clauses that hold for rows of a plain table. Whether they are published is asked fence by
 // fence. Of a shard it is the shard's own rows that go.
-var eligible = []string{"server", "own slot", "slots", "archive", "keep", "repairing"}
+var eligible = []string{"server", "own slot", "shards", "slots", "archive", "keep", "repairing"}
 
 // PlanDelete says what Delete would do, and changes nothing.
 func (m *Manager) PlanDelete(ctx context.Context) ([]Step, error) {

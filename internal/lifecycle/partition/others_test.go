@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -148,5 +149,88 @@ func TestAPartitionThatAPersonDetachesAfterADetachThatFailedIsTheirs(t *testing.
 	}
 	if !w.exists(0) {
 		t.Error("it was dropped")
+	}
+}
+
+// TestRowsOfAPlainTableWaitForAnOutflowWithoutASlot, as partitions do, unless that one reads rows of another
+// shard only, or the operator has named its slot.
+func TestRowsOfAPlainTableWaitForAnOutflowWithoutASlot(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 5, true)
+	w.out.Others = []string{"gone"}
+	w.mustRemove()
+	for range 2 {
+		w.confirm(w.Slot)
+		if s := w.mustRemove(); s.Action != Wait || s.Clause != "shards" ||
+			!strings.Contains(s.Why, "slot gone does not exist") {
+			t.Errorf("%v by %q", s, s.Clause)
+		}
+	}
+	if got := w.rows(); got != "5" {
+		t.Fatalf("%s of 5 rows are left that another Outflow may not have read", got)
+	}
+	w.out.Apart = []string{"gone"}
+	w.confirm(w.Slot)
+	if w.mustRemove(); w.rows() != "0" {
+		t.Errorf("%s rows are left, none of which is of the other's shard", w.rows())
+	}
+	w.insert(0, 5, true)
+	w.out.Apart, w.cfg.OtherSlots = nil, []string{"gone"}
+	for range 2 {
+		w.confirm(w.Slot)
+		w.mustRemove()
+	}
+	if got := w.rows(); got != "0" {
+		t.Errorf("%s rows are left, although the slot is named", got)
+	}
+}
+
+// TestTheRepairOfAnotherOutflowFindsRowsThatAreArchivedHere: the archive is not that of its stream. Of a
+// plain table no row goes that is of another shard.
+func TestTheRepairOfAnotherOutflowFindsRowsThatAreArchivedHere(t *testing.T) {
+	t.Parallel()
+	for _, k := range []struct {
+		plain bool
+		of    Readers
+		waits bool
+	}{
+		{true, Readers{}, false},
+		{true, Readers{Others: []string{"second"}}, true},
+		{true, Readers{May: map[string]string{"second": "why"}}, true},
+		{true, Readers{Others: []string{"second"}, Apart: []string{"second"}}, false},
+		{false, Readers{}, false},
+		{false, Readers{Others: []string{"second"}}, true},
+		{false, Readers{May: map[string]string{"second": "why"}}, true},
+		{false, Readers{Others: []string{"second"}, Apart: []string{"second"}}, true},
+	} {
+		t.Run(fmt.Sprintf("%+v", k), func(t *testing.T) {
+			t.Parallel()
+			srv := pgtest.Own(t, 0, "wal_level=logical", "autovacuum=off")
+			w := newWorld(t, srv, 1)
+			if k.plain {
+				w = newPlainOn(t, srv)
+			}
+			w.slot("second")
+			w.cfg.Archive, w.cfg.Keep, w.out.Readers = true, time.Hour, k.of
+			w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+			w.insert(0, 5, true)
+			run := func() string {
+				w.confirm(w.Slot)
+				w.confirm("second")
+				if k.plain {
+					return w.mustRemove().Why
+				}
+				return why(w.apply(), 0)
+			}
+			run()
+			said := run()
+			if waits := w.rows() == "5" || !k.plain && w.exists(0); waits != k.waits {
+				t.Errorf("it waits: %v; %s", waits, said)
+			}
+			if k.waits && !strings.Contains(said, "retain.table.keep") {
+				t.Errorf("it says %q", said)
+			}
+		})
 	}
 }

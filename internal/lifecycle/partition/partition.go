@@ -132,9 +132,6 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 	if err := m.readRoot(ctx); err != nil {
 		return nil, err
 	}
-	if cfg.Archive && (cfg.Own == "" || m.root.Strategy == "") {
-		m.cfg.Keep = 0 // a repair finds them there
-	}
 	return m, nil
 }
 

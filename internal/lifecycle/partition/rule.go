@@ -28,7 +28,7 @@ type Config struct {
 
 	OtherSlots  []string      // slots that do not count, unless an Outflow reads this table by it, or may
 	LockTimeout time.Duration // how long a lock on the outbox is waited for each time; 0: 2 s
-	Archive     bool          // there is one; Keep does not count then, if all rows go to this stream
+	Archive     bool          // there is one; Keep does not count then for rows that go to this stream only
 
 	// Own is the condition of the rows that go to this stream; "": all do. The others go to streams, and
 	// archives, that nothing is known of here.
@@ -59,8 +59,12 @@ type Outside struct {
 
 // Readers are slots of other Outflows, of shards among them.
 type Readers struct {
-	Others []string          // those that read the table, by their records
-	May    map[string]string // those that may, if they are slots of this database, and what to do about it
+	Others []string // those that read the table, by their records
+	// Apart are those that read rows of another shard only, by their records, whatever their table.
+	Apart []string
+	// May are those that may read the table, if they are slots of this database: why such a slot may count,
+	// and what one can do about it.
+	May map[string]string
 }
 
 // Counting leaves those of all slots that count: all but those that are named in retain.other_slots. Of these
@@ -116,6 +120,20 @@ func (f *Facts) has(slot string) bool {
 	return slices.ContainsFunc(f.Slots, func(s Slot) bool { return s.Name == slot })
 }
 
+// concerns reports whether the Outflow of a slot may need rows that are to go with p. Of a plain table only
+// those of the own shard do.
+func (f *Facts) concerns(slot string, p *Partition) bool {
+	return p.Horizon == 0 || !slices.Contains(f.Apart, slot)
+}
+
+// elsewhere reports whether rows that are to go with p are in another stream as well, or instead. The repair
+// of that one finds them in the table, and not in the archive, which is of this stream.
+func (f *Facts) elsewhere(c *Config, p *Partition) bool {
+	return c.Own != "" && p.Horizon == 0 || slices.ContainsFunc(f.Slots, func(s Slot) bool {
+		return f.counts(s.Name) != "" && f.concerns(s.Name, p)
+	})
+}
+
 // Sum stands for the rows of a table: how many there are, and the sum of the hashes of their ids.
 type Sum struct {
 	Rows int64
@@ -155,9 +173,9 @@ var clauses = []clause{
 		}
 		return ""
 	}},
-	{"shards", func(c *Config, f *Facts, _ *Partition) string {
+	{"shards", func(c *Config, f *Facts, p *Partition) string {
 		for _, slot := range f.Others {
-			if !f.has(slot) && !slices.Contains(c.OtherSlots, slot) {
+			if !f.has(slot) && f.concerns(slot, p) && !slices.Contains(c.OtherSlots, slot) {
 				return fmt.Sprintf("slot %s does not exist, and by its record it reads this table: repair "+
 					"or uninstall that Outflow, or name the slot in retain.other_slots", slot)
 			}
@@ -175,7 +193,7 @@ var clauses = []clause{
 	}},
 	{"archive", lacking},
 	{"keep", func(c *Config, f *Facts, p *Partition) string {
-		if (!c.Archive || c.Own != "") && f.Now.Before(p.Sealed.Add(c.Keep)) {
+		if (!c.Archive || f.elsewhere(c, p)) && f.Now.Before(p.Sealed.Add(c.Keep)) {
 			return fmt.Sprintf("a repair may need it until %s "+
 				"(retain.table.keep)", stamp(p.Sealed.Add(c.Keep)))
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/replication/rowfilter"
@@ -156,8 +157,13 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	if err != nil {
 		return o, err
 	}
+	o.Readers = c.l.Readers(rd, others)
 	for _, other := range others {
-		if r := other.Record; r != nil && r.Repairing != "" && o.Repairing == "" {
+		r := other.Record
+		if r != nil && apart(r.Mapping, c.l.Layout.Mapping) {
+			o.Apart = append(o.Apart, other.Slot)
+		}
+		if r != nil && r.Repairing != "" && o.Repairing == "" {
 			o.Repairing = unfinished(r.Repairing) + " of slot " + other.Slot
 			if r.Database != rd.Server.Database {
 				o.Repairing += fmt.Sprintf(", whose record is of database %q, as this one may have been "+
@@ -165,7 +171,6 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 			}
 		}
 	}
-	o.Readers = c.l.Readers(rd, others)
 	if rd.Stream.Exists {
 		o.Stream = partition.Stream{Created: rd.Stream.Created, LastSeq: rd.Stream.LastSeq}
 		if c.store != nil {
@@ -177,6 +182,11 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	}
 	_, err = checkpoint.Resolve(c.l.CC, rd.Readings)
 	return o, err
+}
+
+// apart reports whether no row is in both of two shards: they are of one division.
+func apart(a, b relay.Mapping) bool {
+	return a.Doc == b.Doc && a.Shard.Of == b.Shard.Of && a.Shard.Index != b.Shard.Index
 }
 
 func unfinished(repairing string) string {
