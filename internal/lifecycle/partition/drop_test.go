@@ -348,6 +348,21 @@ func TestTheTableOfStatesOfSomebodyElseIsNotBelieved(t *testing.T) {
 	wantFault(t, err, outbox.Fatal, "foreign_owner")
 }
 
+// TestAPartitionThatIsGoneIsForgottenAndNotTheNextOneOfItsName.
+func TestAPartitionThatIsGoneIsForgottenAndNotTheNextOneOfItsName(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.want(0, Sealed)
+	w.Exec("DROP TABLE outbox_0")
+	w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	w.want(0, Attached)
+	w.Exec("DROP TABLE outbox_0")
+	w.apply()
+	w.want(0, "none")
+}
+
 // TestRowsOfOtherShardsAreNotMissed: they are in other streams. Their archives are others as well, so an
 // archive of this one does not replace the time that they are kept.
 func TestRowsOfOtherShardsAreNotMissed(t *testing.T) {

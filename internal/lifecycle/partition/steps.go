@@ -72,8 +72,9 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 	case Drop:
 		return m.drop(ctx, p, step)
 	case Forget:
-		_, err = m.conn.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND name = $2", m.root.Quoted(),
-			p.Name)
+		// another one may have got its name, and be noted by that
+		_, err = m.conn.Exec(ctx, "DELETE FROM "+m.ledger()+" WHERE root = $1 AND name = $2 AND oid = $3",
+			m.root.Quoted(), p.Name, p.OID)
 	}
 	return step, err
 }
