@@ -128,6 +128,7 @@ const (
 	stateCheckViolation = "23514"
 	stateDeadlock       = "40P01"
 	stateUndefinedTable = "42P01"
+	stateUnique         = "23505"
 )
 
 // readers are the roles that may read all of the outbox, quoted. A partition that is read by its own name

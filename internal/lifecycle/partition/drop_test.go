@@ -348,6 +348,49 @@ func TestTheTableOfStatesOfSomebodyElseIsNotBelieved(t *testing.T) {
 	wantFault(t, err, outbox.Fatal, "foreign_owner")
 }
 
+// TestATableOfStatesThatIsMadeMeanwhileIsTheOwnersOrRefused: between the look for one and its making another
+// run makes it, or a stranger, who has not committed it yet.
+func TestATableOfStatesThatIsMadeMeanwhileIsTheOwnersOrRefused(t *testing.T) {
+	t.Parallel()
+	for _, stranger := range []bool{true, false} {
+		for _, open := range []bool{false, true} {
+			w := newWorld(t, pgtest.Server(t), 1)
+			role := w.Text("SELECT quote_ident('stranger_' || current_database())")
+			w.Exec("CREATE ROLE " + role)
+			t.Cleanup(func() { w.Exec("DROP OWNED BY " + role); w.Exec("DROP ROLE " + role) })
+			m, within := w.manager(), outboxdb.Within(t)
+			if known, err := m.readLedger(within); len(known) > 0 || err != nil || m.hasLedger {
+				t.Fatal(known, err)
+			}
+			tx, err := w.other().Begin(within)
+			must.Succeed(t, err)
+			_, err = tx.Exec(within, "CREATE TABLE outflow_partitions ("+ledgerColumns+")")
+			must.Succeed(t, err)
+			if stranger {
+				_, err = tx.Exec(within, "ALTER TABLE outflow_partitions OWNER TO "+role)
+				must.Succeed(t, err)
+			}
+			taken := make(chan error)
+			if !open {
+				must.Succeed(t, tx.Commit(within))
+			}
+			go func() { taken <- m.takeUp(within) }()
+			if open {
+				outboxdb.Eventually(t, "it waits for who makes one", func() bool {
+					return w.Text("SELECT (wait_event_type = 'Lock')::text FROM pg_stat_activity "+
+						"WHERE pid = $1::text::int", fmt.Sprint(m.conn.PgConn().PID())) == "true"
+				})
+				must.Succeed(t, tx.Commit(within))
+			}
+			if err = <-taken; stranger {
+				wantFault(t, err, outbox.Fatal, "foreign_owner")
+			} else if err != nil || !m.hasLedger {
+				t.Errorf("that of another run is not used: %v", err)
+			}
+		}
+	}
+}
+
 // TestAPartitionThatIsGoneIsForgottenAndNotTheNextOneOfItsName.
 func TestAPartitionThatIsGoneIsForgottenAndNotTheNextOneOfItsName(t *testing.T) {
 	t.Parallel()

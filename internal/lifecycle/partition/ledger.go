@@ -67,12 +67,13 @@ func (m *Manager) ledger() string {
 	return pgx.Identifier{m.root.Schema, catalog.PartitionStates}.Sanitize()
 }
 
-// makeLedger makes the table of states. It belongs to the outbox's owner, because what it says is believed.
+// makeLedger makes the table of states. It belongs to the outbox's owner, because what it says is believed:
+// one that somebody has made since it was looked for is an error.
 func (m *Manager) makeLedger(ctx context.Context, tx pgx.Tx) error {
 	statements := []string{"ALTER TABLE " + m.ledger() + newColumns}
 	if !m.hasLedger {
 		statements = []string{
-			"CREATE TABLE IF NOT EXISTS " + m.ledger() + " (" + ledgerColumns + "\n)",
+			"CREATE TABLE " + m.ledger() + " (" + ledgerColumns + "\n)",
 			"ALTER TABLE " + m.ledger() + " OWNER TO " + postgres.Quote(m.root.Owner),
 			"GRANT SELECT ON " + m.ledger() + " TO PUBLIC", // who repairs has to know what is detached
 		}
@@ -119,7 +120,13 @@ func (m *Manager) takeUp(ctx context.Context) error {
 		}
 		return err
 	})
-	if err != nil {
+	switch state := postgres.SQLState(err); {
+	case !m.hasLedger && (state == stateDuplicateTable || state == stateUnique): // it was made meanwhile
+		if _, err := m.readLedger(ctx); err != nil { // by another role
+			return err
+		}
+		return m.takeUp(ctx)
+	case err != nil:
 		return m.explain("write table "+m.ledger(), err)
 	}
 	_, err = m.readLedger(ctx) // whose is it?
