@@ -16,23 +16,42 @@ import (
 
 // CheckForget makes sure that Forget may write the table of states, if there is one.
 func (m *Manager) CheckForget(ctx context.Context) error {
-	if _, err := m.readLedger(ctx); err != nil {
+	known, err := m.readLedger(ctx)
+	if err != nil {
 		return err
+	}
+	rights := "SELECT, UPDATE"
+	if m.lacksBaseline(known) {
+		rights += ", INSERT"
 	}
 	for _, ledger := range m.ledgers {
 		var may bool
-		err := m.conn.QueryRow(ctx, "SELECT has_table_privilege($1::text, 'SELECT') AND "+
-			"has_table_privilege($1::text, 'UPDATE')", ledger).Scan(&may)
+		err := m.conn.QueryRow(ctx, "SELECT bool_and(has_table_privilege($1::text, r)) FROM "+
+			"string_to_table($2, ', ') r", ledger, rights).Scan(&may)
 		if err != nil {
 			return m.explain("read table "+ledger, err)
 		}
 		if !may {
 			return postgres.Fatal(nil, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role "+
-				"%s, which owns the outbox, or GRANT UPDATE ON %s TO this role", m.root.Owner, ledger),
+				"%s, which owns the outbox, or GRANT %s ON %s TO this role", m.root.Owner, rights, ledger),
 				"the role may not write table %s, which says what the former slot has read", ledger)
 		}
 	}
 	return nil
+}
+
+// lacksBaseline reports whether a plain table has fences, but no baseline of this shard. The one that its
+// first run sets takes all that lies before it for published, also what is older than the slot.
+func (m *Manager) lacksBaseline(known map[string]*Partition) bool {
+	if known[m.baselineName()] != nil {
+		return false
+	}
+	for _, p := range known {
+		if p.Horizon > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Forget forgets what a former slot has shown, when the new one is there and nothing is read from it yet.
@@ -49,7 +68,11 @@ func (m *Manager) Forget(ctx context.Context) error {
 		return err
 	}
 	defer m.end(ctx)
-	err := m.inTx(ctx, func(tx pgx.Tx) error {
+	known, err := m.readLedger(ctx)
+	if err != nil {
+		return err
+	}
+	err = m.inTx(ctx, func(tx pgx.Tx) error {
 		for _, ledger := range m.ledgers {
 			// sealed_at: for seal, which takes partitions without it for those of the stream that there is
 			_, err := tx.Exec(ctx, "UPDATE "+ledger+` l SET made = false, stream_created = NULL,
@@ -59,12 +82,21 @@ func (m *Manager) Forget(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
+			if m.lacksBaseline(known) { // a fence says of which outbox it is
+				_, err = tx.Exec(ctx, "INSERT INTO "+ledger+` SELECT (jsonb_populate_record(l,
+						jsonb_build_object('name', $3::text, 'missing', NULL))).* FROM `+ledger+` l
+					WHERE `+catalog.OfRoot+` AND horizon IS NOT NULL LIMIT 1`, m.root.OID, m.root.Quoted(),
+					m.baselineName())
+				if err != nil {
+					return err
+				}
+			}
 			// all transactions that begin from now on are read by the new slot
 			_, err = tx.Exec(ctx, "UPDATE "+ledger+` l SET oid = $1, state = 'sealed', stream_created = NULL,
 					stream_seq = NULL, horizon = pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
 					fence = pg_current_wal_insert_lsn(), sealed_at = clock_timestamp(),
 					system_id = (SELECT system_identifier::text FROM pg_control_system())
-				WHERE `+catalog.OfRoot+` AND name = $3`, m.root.OID, m.root.Quoted(), baseline)
+				WHERE `+catalog.OfRoot+` AND name = $3`, m.root.OID, m.root.Quoted(), m.baselineName())
 			if err != nil {
 				return err
 			}

@@ -132,7 +132,7 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 	defer progress.Wait(ctx, "looking for rows of "+m.root.Quoted()+" that are older than the first run")()
 	var some bool
 	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t "+
-		"WHERE "+before(t.base)+")").Scan(&some)
+		"WHERE "+before(t.base)+" AND "+m.own()+")").Scan(&some)
 	if err != nil {
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}

@@ -35,9 +35,10 @@ const (
 	xidReach = 1<<32 - xidAhead // a row that is older than so many transactions looks new
 )
 
-// baseline is the name of the first fence in the table of states: what was written by transactions that began
-// after it came by way of a WAL that the slot has read. Where nothing else shows that rows are published,
-// that is what is asked: without an id column, and where subscriptions bring rows that nobody publishes here.
+// baseline is the name of the first fence in the table of states, or the beginning of it: what was written by
+// transactions that began after it came by way of a WAL that the slot has read. Where nothing else shows that
+// rows are published, that is what is asked: without an id column, and where subscriptions bring rows that
+// nobody publishes here.
 const baseline = "baseline"
 
 // written is the SQL of the 64-bit ID of the transaction that wrote row t.
@@ -107,16 +108,18 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 			return nil, err
 		}
 	}
+	base := m.knownBaseline(known)
 	for _, p := range known {
 		switch {
-		case p.Horizon == 0 || p.Name != baseline && !m.ownFence(p.Name):
+		case p != base && !m.ownFence(p.Name):
 		case p.Fence > f.WALEnd:
 			return nil, m.behind(f, p)
 		case p.System != f.System || p.OID != m.root.OID: // of another table
-			if p.Name != baseline {
+			if p != base {
 				t.stale = append(t.stale, p.Name)
 			}
-		case p.Name == baseline:
+		case p == base:
+			p.Name, p.noted = m.baselineName(), ""
 			if t.base, t.cleared = p, p.State == Verified; t.worn(p) {
 				p.Horizon, t.cleared = t.next, false // any row may be older
 			}
@@ -128,6 +131,20 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 		return cmp.Or(cmp.Compare(a.Horizon, b.Horizon), a.Sealed.Compare(b.Sealed))
 	})
 	return t, nil
+}
+
+// baselineName is the name of the baseline in the table of states. Each shard has its own, because it rests
+// on the shard's slot and stream.
+func (m *Manager) baselineName() string {
+	if m.cfg.Own != "" {
+		return baseline + " of " + m.cfg.Slot
+	}
+	return baseline
+}
+
+// knownBaseline returns the baseline; nil: there is none. An older version had one for all shards.
+func (m *Manager) knownBaseline(known map[string]*Partition) *Partition {
+	return cmp.Or(known[m.baselineName()], known[baseline])
 }
 
 // fenceName is the name of a fence in the table of states. Each shard has its own, because it is compared
@@ -223,8 +240,8 @@ func (m *Manager) setFence(ctx context.Context, t *plain) error {
 	}
 	p.Name = m.fenceName(p.Sealed.UTC().Format(time.RFC3339Nano))
 	if t.base == nil { // whatever begins from now on is read by the slot
-		t.base, t.cleared = &Partition{OID: m.root.OID, Name: baseline, State: Sealed, System: t.System,
-			Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed, Stream: t.Stream}, false
+		t.base, t.cleared = &Partition{OID: m.root.OID, Name: m.baselineName(), State: Sealed,
+			System: t.System, Horizon: t.next, Fence: p.Fence, Sealed: p.Sealed, Stream: t.Stream}, false
 		if err := m.note(ctx, m.conn, t.base); err != nil {
 			return err
 		}

@@ -68,7 +68,7 @@ func (s *Survey) states(ctx context.Context, q catalog.Querier, t catalog.Table,
 	}
 	rows, err := q.Query(ctx, `SELECT name, fence::text, sealed_at FROM `+states.Table+` l WHERE `+
 		catalog.OfRoot+` AND state IN ('sealed', 'durable', 'archived', 'verified') AND fence IS NOT NULL
-			AND sealed_at IS NOT NULL AND name <> $3 ORDER BY sealed_at LIMIT 1000`, t.OID, t.Quoted(),
+			AND sealed_at IS NOT NULL AND NOT starts_with(name, $3) ORDER BY sealed_at LIMIT 1000`, t.OID, t.Quoted(),
 		baseline)
 	if err != nil {
 		return err

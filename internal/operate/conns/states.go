@@ -6,6 +6,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/replication/postgres"
+	"github.com/outflowhq/outflow/replication/rowfilter"
 )
 
 // States does something with the table of states, by the role that retention works as.
@@ -18,7 +19,8 @@ func States(ctx context.Context, cfg config.Config,
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
 	}
-	m, err := partition.Open(ctx, target, partition.Config{Table: cfg.Table}, partition.Options{})
+	m, err := partition.Open(ctx, target, partition.Config{Table: cfg.Table, Slot: cfg.Slot,
+		Own: rowfilter.Condition(cfg.Shard, postgres.Quote(cfg.Columns.Doc.Name))}, partition.Options{})
 	if err != nil {
 		return err
 	}
