@@ -198,26 +198,48 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 // own is the condition of the rows that go to this stream.
 func (m *Manager) own() string { return cmp.Or(m.cfg.Own, "true") }
 
-// mayDelete is the condition of the rows behind a fence that may be deleted.
-func (m *Manager) mayDelete(t *plain, p *Partition, gone missing) string {
+// stays has the hash of each id of rows behind a fence that may not be deleted. It is temporary.
+const stays = "pg_temp.outflow_stays"
+
+// mayDelete is the condition of the rows behind a fence that may be deleted. Which ones may not is looked for
+// once: each batch looks its rows up by an index. The form of that leaves PostgreSQL no choice: of NOT EXISTS
+// it may make a join, which reads all of them for each batch.
+func (m *Manager) mayDelete(ctx context.Context, t *plain, p *Partition, gone missing) (string, error) {
 	condition := before(p) + " AND " + m.own() // those of other shards wait for their own runs
 	id, ok := m.root.Column(m.cfg.ID)
-	open := ""
-	if ok && !m.cfg.Archive {
-		open = m.unverified(t, p, id)
-	}
+	open := "" // the rows of which only their ids show it
 	switch {
 	case !ok || gone.count > 0 && gone.count == m.o.AcceptUnpublished:
-	case m.published == nil: // there are no rows to be compared
-		if open != "" {
-			condition += " AND NOT " + open
-		}
-	case m.cfg.Archive:
-		condition += " AND " + tablesnapshot.Known("t", id)
-	case open != "":
-		condition += " AND (NOT " + open + " OR " + tablesnapshot.Known("t", id) + ")"
+	case !m.cfg.Archive:
+		open = m.unverified(t, p, id)
+	case gone.count > 0:
+		open = "true"
 	}
-	return condition
+	if open == "" {
+		return condition, nil
+	}
+	defer progress.Wait(ctx, "noting which rows of "+m.root.Quoted()+" stay")()
+	hash := tablesnapshot.HashOf("t", id)
+	err := m.inTx(ctx, func(tx pgx.Tx) error { // which keeps the name that is read until it is asked for
+		for _, sql := range []string{
+			"DROP TABLE IF EXISTS " + stays,
+			fmt.Sprintf("CREATE TEMPORARY TABLE outflow_stays AS SELECT DISTINCT %s AS hash "+
+				"FROM ONLY %s t WHERE %s AND %s AND NOT %s", hash, m.root.Quoted(), condition, open,
+				tablesnapshot.Known("t", id)),
+			"CREATE INDEX ON " + stays + " (hash)",
+			"ANALYZE " + stays,
+		} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		return m.named(ctx)
+	})
+	if err != nil {
+		return "", m.explain("note which rows of "+m.root.Quoted()+" stay", err)
+	}
+	return condition + " AND (SELECT true FROM " + stays + " s WHERE s.hash = " + hash +
+		" LIMIT 1) IS NULL", nil
 }
 
 // deleteRows deletes what lies behind a fence, page by page. Pages with rows that others refer to stay as
@@ -231,10 +253,14 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 	if err != nil {
 		return 0, "", fmt.Errorf("read the size of %s: %w", m.root.Quoted(), err)
 	}
+	which, err := m.mayDelete(ctx, t, p, gone)
+	if err != nil {
+		return 0, "", err
+	}
 	sql := fmt.Sprintf(`WITH batch AS MATERIALIZED (SELECT t.ctid AS at FROM ONLY %[1]s t
 			WHERE t.ctid >= $1::text::tid AND t.ctid < $2::text::tid AND %[2]s LIMIT %[3]d FOR UPDATE SKIP LOCKED)
 		DELETE FROM ONLY %[1]s WHERE ctid = ANY (ARRAY(SELECT at FROM batch))`, m.root.Quoted(),
-		m.mayDelete(t, p, gone), batchRows)
+		which, batchRows)
 	rate := m.rate(t)
 	task := progress.Count(ctx, "deleting rows of "+m.root.Quoted(), "rows", 0)
 	defer task.End()

@@ -335,6 +335,38 @@ func TestRowsAreDeletedWhenTheArchiveHasEachOfThem(t *testing.T) {
 	wantFault(t, err, outbox.Gap, "archive_damaged")
 }
 
+// TestABatchDoesNotReadAllIDs: where some rows stay, what is known of ids is read for all rows together, and
+// not for each batch.
+func TestABatchDoesNotReadAllIDs(t *testing.T) {
+	t.Parallel()
+	const rows = 3 * batchRows
+	for _, archive := range []bool{true, false} {
+		w := newPlain(t, 0)
+		if w.Text("SELECT (to_regproc('pg_stat_force_next_flush') IS NULL)::text") == "true" {
+			t.Skip("PostgreSQL 14 tells no session what it has counted")
+		}
+		w.cfg.Archive = archive
+		w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+		w.insert(0, rows, true)
+		w.insert(0, maxMissing+1, false) // so many that it is not noted of the fence which they are
+		w.settle()
+		m := w.manager()
+		_, err := m.Delete(outboxdb.Within(t))
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+		if got := w.rows(); got != fmt.Sprint(maxMissing+1) {
+			t.Errorf("archive %v: %s rows are left", archive, got)
+		}
+		_, err = m.conn.Exec(outboxdb.Within(t), "SELECT pg_stat_force_next_flush()")
+		must.Succeed(t, err)
+		var read int64
+		must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SELECT sum(pg_stat_get_tuples_returned(oid)) "+
+			"FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'").Scan(&read))
+		if read < rows || read > 4*rows {
+			t.Errorf("archive %v: %d ids were read for %d rows", archive, read, rows)
+		}
+	}
+}
+
 // TestWithoutAnIDRowsOfAnotherStreamAreAcceptedOnce: after the stream was made anew nothing shows that the
 // rows that there were are published. Those that come later went to the new one.
 func TestWithoutAnIDRowsOfAnotherStreamAreAcceptedOnce(t *testing.T) {
