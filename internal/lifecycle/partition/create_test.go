@@ -160,7 +160,7 @@ func TestASurveySaysWhatLiesAheadAndWhoIsInTheWay(t *testing.T) {
 		t.Helper()
 		m := w.manager()
 		defer m.Close()
-		s, err := Look(outboxdb.Within(t), w.Conn, m.Root().Table, w.cfg.OtherSlots)
+		s, err := Look(outboxdb.Within(t), w.Conn, m.root.Table, w.cfg.OtherSlots)
 		must.Succeed(t, err)
 		return s
 	}

@@ -187,7 +187,7 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 			coalesce(horizon, 0), CASE WHEN `+catalog.Here+` THEN system_id ELSE '' END, coalesce(rows, 0),
 			coalesce(hash, ''), verified_rows,
 			coalesce(verified_hash, ''), accepted, stream_created, coalesce(stream_seq, 0), inserts,
-			coalesce(quiet_since, now()), sealed_at, changed_at,
+			coalesce(quiet_since, now()), sealed_at,
 			coalesce((to_jsonb(l)->>'attach_xid')::bigint, 0), coalesce((to_jsonb(l)->>'detach_xmin')::bigint, 0),
 			ARRAY(SELECT jsonb_array_elements_text(nullif(to_jsonb(l)->'missing', 'null'))),
 			root <> $2 OR (to_jsonb(l)->>'root_oid')::oid IS DISTINCT FROM $1, `+catalog.OfRoot+`
@@ -207,7 +207,7 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 		var lower, upper, created, sealed *time.Time
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
 			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
-			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.Changed, &p.AttachXID,
+			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.AttachXID,
 			&p.DetachXmin, &p.Missing, &old, &ours)
 		if others = others || !ours; err != nil || !ours {
 			return nil, err

@@ -53,7 +53,6 @@ type Partition struct {
 	Inserts    *int64 // Written, as it was last seen to change
 	QuietSince time.Time
 	Sealed     time.Time
-	Changed    time.Time
 
 	Found *Sum // what is in it now, read under a lock
 }
@@ -140,9 +139,6 @@ func (m *Manager) Partitioned() bool { return m.root.Strategy != "" }
 
 // Close closes the connection.
 func (m *Manager) Close() { postgres.Close(m.conn) }
-
-// Root is the outbox as it was when the manager was opened.
-func (m *Manager) Root() Root { return m.root }
 
 func (m *Manager) readRoot(ctx context.Context) (err error) {
 	if m.root.Table, err = catalog.ReadTable(ctx, m.conn, m.cfg.Table); err != nil {
@@ -396,9 +392,8 @@ const (
 
 // partman is what pg_partman does with the outbox.
 type partman struct {
-	manages   bool
-	drops     bool   // it drops partitions without asking anybody
-	retention string // the schema that it moves old partitions to; "": it leaves them where they are
+	manages bool
+	drops   bool // it drops partitions without asking anybody
 }
 
 // readPartman looks for the outbox in pg_partman's configuration. A table of that name counts where it
@@ -420,9 +415,9 @@ func (m *Manager) readPartman(ctx context.Context) (found partman, err error) {
 	}
 	if err == nil {
 		err = m.conn.QueryRow(ctx, `SELECT retention IS NOT NULL AND NOT retention_keep_table
-				AND to_jsonb(c)->>'retention_schema' IS NULL, coalesce(to_jsonb(c)->>'retention_schema', '')
+				AND to_jsonb(c)->>'retention_schema' IS NULL
 			FROM `+quoted(schema, "part_config")+` c WHERE parent_table = $1`,
-			m.root.Schema+"."+m.root.Name).Scan(&found.drops, &found.retention)
+			m.root.Schema+"."+m.root.Name).Scan(&found.drops)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return found, nil
 		}

@@ -34,7 +34,7 @@ func (w *world) survey() Survey {
 	w.T.Helper()
 	m := w.manager()
 	defer m.Close()
-	s, err := Look(outboxdb.Within(w.T), w.Conn, m.Root().Table, w.cfg.OtherSlots)
+	s, err := Look(outboxdb.Within(w.T), w.Conn, m.root.Table, w.cfg.OtherSlots)
 	must.Succeed(w.T, err)
 	return s
 }

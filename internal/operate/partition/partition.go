@@ -51,7 +51,6 @@ type Report struct {
 // command is one run.
 type command struct {
 	cfg config.Config
-	log *slog.Logger
 	l   *backfill.Conns
 
 	store   archive.Store // nil: there is no archive
@@ -70,7 +69,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, err
 	}
 	defer l.Close()
-	c := &command{cfg: cfg, log: log, l: l, known: cmp.Or(o.Known, &archive.Known{})}
+	c := &command{cfg: cfg, l: l, known: cmp.Or(o.Known, &archive.Known{})}
 	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
