@@ -147,20 +147,37 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 	return gone, err
 }
 
-// unknown counts the rows that a condition holds for, and whose ids are not loaded.
-func (m *Manager) unknown(ctx context.Context, condition string, id catalog.Column) (gone missing,
-	err error) {
-	err = m.conn.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[7]s AS hash
-			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s)
-		SELECT count(*), ARRAY(SELECT coalesce(id::text, 'NULL') FROM gone LIMIT %[5]d),
-			ARRAY(SELECT hash::text FROM gone LIMIT %[8]d) FROM gone`,
-		postgres.Quote(id.Name), m.root.Quoted(), condition, tablesnapshot.Known("t", id), maxNamed, m.own(),
-		tablesnapshot.HashOf("t", id), maxMissing)).
-		Scan(&gone.count, &gone.ids, &gone.hashes)
-	if err != nil {
-		return gone, fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)
+// unknown counts the rows that a condition holds for, and whose ids are not loaded: all of them, and those of
+// each fence that has some.
+func (m *Manager) unknown(ctx context.Context, t *plain, condition string, id catalog.Column) (all missing,
+	of map[int]missing, err error) {
+	var horizons []int64
+	for _, p := range t.all {
+		horizons = append(horizons, p.Horizon)
 	}
-	return gone, nil
+	rows, err := m.conn.Query(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id,
+			%[7]s AS hash, width_bucket(%[9]s, $1::bigint[]) AS fence
+			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s),
+		numbered AS (SELECT *, row_number() OVER (PARTITION BY fence) AS n FROM gone)
+		SELECT fence, count(*), array_agg(coalesce(id::text, 'NULL')) FILTER (WHERE n <= %[5]d),
+			array_agg(hash::text) FILTER (WHERE n <= %[8]d) FROM numbered GROUP BY fence ORDER BY fence`,
+		postgres.Quote(id.Name), m.root.Quoted(), condition, tablesnapshot.Known("t", id), maxNamed, m.own(),
+		tablesnapshot.HashOf("t", id), maxMissing, written), horizons)
+	var fence int
+	var gone missing
+	of = map[int]missing{}
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&fence, &gone.count, &gone.ids, &gone.hashes}, func() error {
+			of[fence], all.count = gone, all.count+gone.count
+			all.ids = append(all.ids, gone.ids[:min(len(gone.ids), maxNamed-len(all.ids))]...)
+			gone = missing{}
+			return nil
+		})
+	}
+	if err != nil {
+		return all, nil, fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)
+	}
+	return all, of, nil
 }
 
 // unarchived looks for rows behind the fence whose ids are in no message of the archive. That is asked of
@@ -188,7 +205,7 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		if err := m.load(ctx, in); err != nil {
 			return gone, err
 		}
-		if gone, err = m.unknown(ctx, before(p), c); err != nil || gone.count == 0 {
+		if gone, _, err = m.unknown(ctx, t, before(p), c); err != nil || gone.count == 0 {
 			return gone, err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // newPlain makes an outbox that is not partitioned, on a server of its own: transactions of other tests are
@@ -335,6 +336,20 @@ func TestRowsAreDeletedWhenTheArchiveHasEachOfThem(t *testing.T) {
 	wantFault(t, err, outbox.Gap, "archive_damaged")
 }
 
+// idsRead is how many rows of its temporary tables, of those names, a manager has read by scans of them.
+func (w *world) idsRead(m *Manager, like string) (n int64) {
+	w.T.Helper()
+	_, err := m.conn.Exec(outboxdb.Within(w.T), "SELECT pg_stat_force_next_flush()")
+	if postgres.SQLState(err) == postgres.StateUndefinedFunction {
+		w.T.Skip("PostgreSQL 14 tells no session what it has counted")
+	}
+	must.Succeed(w.T, err)
+	must.Succeed(w.T, m.conn.QueryRow(outboxdb.Within(w.T), "SELECT sum(pg_stat_get_tuples_returned(oid)) "+
+		"FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r' AND relname LIKE $1", like).
+		Scan(&n))
+	return n
+}
+
 // TestABatchDoesNotReadAllIDs: where some rows stay, what is known of ids is read for all rows together, and
 // not for each batch.
 func TestABatchDoesNotReadAllIDs(t *testing.T) {
@@ -342,9 +357,6 @@ func TestABatchDoesNotReadAllIDs(t *testing.T) {
 	const rows = 3 * batchRows
 	for _, archive := range []bool{true, false} {
 		w := newPlain(t, 0)
-		if w.Text("SELECT (to_regproc('pg_stat_force_next_flush') IS NULL)::text") == "true" {
-			t.Skip("PostgreSQL 14 tells no session what it has counted")
-		}
 		w.cfg.Archive = archive
 		w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
 		w.insert(0, rows, true)
@@ -356,14 +368,33 @@ func TestABatchDoesNotReadAllIDs(t *testing.T) {
 		if got := w.rows(); got != fmt.Sprint(maxMissing+1) {
 			t.Errorf("archive %v: %s rows are left", archive, got)
 		}
-		_, err = m.conn.Exec(outboxdb.Within(t), "SELECT pg_stat_force_next_flush()")
-		must.Succeed(t, err)
-		var read int64
-		must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SELECT sum(pg_stat_get_tuples_returned(oid)) "+
-			"FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'").Scan(&read))
-		if read < rows || read > 4*rows {
+		if read := w.idsRead(m, "%"); read < rows || read > 4*rows {
 			t.Errorf("archive %v: %d ids were read for %d rows", archive, read, rows)
 		}
+	}
+}
+
+// TestAFenceDoesNotReadAllIDs: some of each fence's rows stay, and the ids are read for all fences together.
+func TestAFenceDoesNotReadAllIDs(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	const each, rows = 9, 100
+	for range each {
+		w.insert(0, rows, true)
+		w.insert(0, 1, false)
+		w.settle()
+		w.settle()
+	}
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+	m := w.manager()
+	_, err := m.Delete(outboxdb.Within(t))
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if got := w.rows(); got != fmt.Sprint(each) {
+		t.Errorf("%s rows are left", got)
+	}
+	if read := w.idsRead(m, "outflow_known"); read < each*rows || read > 4*each*rows {
+		t.Errorf("%d ids were read for %d rows", read, each*rows)
 	}
 }
 

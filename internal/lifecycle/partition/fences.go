@@ -387,6 +387,7 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 	if len(t.brought) > 0 { // of what came later the fence is all that is asked
 		old = " AND " + before(t.base)
 	}
+	var of map[int]missing // by fence
 	if some {
 		in := Period{Until: t.all[last].Sealed}
 		if first > 0 {
@@ -396,7 +397,7 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 			if err := m.load(ctx, left); err != nil {
 				return gone, err
 			}
-			if gone, err = m.unknown(ctx, rows+old, id); err != nil {
+			if gone, of, err = m.unknown(ctx, t, rows+old, id); err != nil {
 				return gone, err
 			}
 			if gone.count == 0 {
@@ -409,12 +410,7 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 		return gone, err
 	}
 	for _, i := range open {
-		p, lacks := t.all[i], gone
-		if gone.count > 0 && len(open) > 1 {
-			if lacks, err = m.unknown(ctx, m.open(t, i, id)+old, id); err != nil {
-				return gone, err
-			}
-		}
+		p, lacks := t.all[i], of[i]
 		switch accepted := gone.count == m.o.AcceptUnpublished; {
 		case lacks.count == 0:
 			p.Accepted, p.Missing = 0, nil
