@@ -6,6 +6,7 @@
 package jsapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,9 +28,20 @@ type Client struct {
 	nc     *nats.Conn
 	prefix string // with its last dot
 
+	wait time.Duration // 0: unanswered
+
 	mu       sync.Mutex
-	requests map[string]context.CancelCauseFunc // those under way, by subject
+	requests map[*request]bool // those under way
 }
+
+// request is one of possibly several with its subject.
+type request struct {
+	subject string
+	end     context.CancelCauseFunc
+}
+
+// unanswered is how long an answer may take. That of a leader that was lost never comes.
+const unanswered = 30 * time.Second
 
 // New returns a client. prefix is that of the API's subjects, with or without the last dot: "" is the
 // default, a domain d has $JS.d.API.
@@ -38,7 +50,7 @@ func New(nc *nats.Conn, prefix string) *Client {
 		prefix = jetstream.DefaultAPIPrefix
 	}
 	return &Client{nc: nc, prefix: strings.TrimSuffix(prefix, ".") + ".",
-		requests: map[string]context.CancelCauseFunc{}}
+		requests: map[*request]bool{}}
 }
 
 // NATS returns the connection.
@@ -96,14 +108,18 @@ func (c *Client) Publish(ctx context.Context, m *nats.Msg) error { return c.send
 
 // send sends a request and reads the answer. It ends at once if the server forbids it: [Client.Forbidden].
 func (c *Client) send(ctx context.Context, m *nats.Msg, answer interface{ refusal() *Error }) error {
+	wait := cmp.Or(c.wait, unanswered)
+	ctx, late := context.WithTimeoutCause(ctx, wait, fmt.Errorf("no answer within %v", wait))
+	defer late()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	r := &request{m.Subject, cancel}
 	c.mu.Lock()
-	c.requests[m.Subject] = cancel
+	c.requests[r] = true
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
-		delete(c.requests, m.Subject)
+		delete(c.requests, r)
 		c.mu.Unlock()
 	}()
 	got, err := c.nc.RequestMsgWithContext(ctx, m)
@@ -127,15 +143,16 @@ func (c *Client) send(ctx context.Context, m *nats.Msg, answer interface{ refusa
 	return nil
 }
 
-// Forbidden ends the request under way that the server's error is about, with cause, and reports whether
-// there is one. The server doesn't answer a request that its permissions forbid; it reports an error on the
-// connection instead.
+// Forbidden ends a request under way that the server's error is about, with cause, and reports whether there
+// is one. The server doesn't answer a request that its permissions forbid; it reports an error for each on
+// the connection instead.
 func (c *Client) Forbidden(violation, cause error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for subject, cancel := range c.requests {
-		if strings.Contains(violation.Error(), `"`+subject+`"`) {
-			cancel(cause)
+	for r := range c.requests {
+		if strings.Contains(violation.Error(), `"`+r.subject+`"`) {
+			r.end(cause)
+			delete(c.requests, r)
 			return true
 		}
 	}
