@@ -2,6 +2,7 @@ package jsapi
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -62,17 +63,32 @@ func Stream[C any](ctx context.Context, c *Client, name string) (*StreamInfo[C],
 	return &info, nil
 }
 
+// listTries is how often a list is begun while streams come and go.
+const listTries = 10
+
 // Streams lists the streams that take a subject, or a part of it.
 func (c *Client) Streams(ctx context.Context, subject string) (names []string, err error) {
-	for {
+	for tries := 0; ; {
 		var page struct {
 			Answer
 			Total   int      `json:"total"`
 			Streams []string `json:"streams"`
 		}
-		request := map[string]any{"subject": subject, "offset": len(names)}
+		request := map[string]any{"subject": subject, "offset": max(len(names)-1, 0)}
 		if err := c.Ask(ctx, "STREAM.NAMES", request, &page); err != nil {
 			return nil, err
+		}
+		if n := len(names); n > 0 {
+			// Each page begins with the last stream of the one before, or one was deleted and all moved up.
+			if len(page.Streams) < 2 || page.Streams[0] != names[n-1] {
+				if tries++; tries == listTries {
+					return nil, errors.New("list the account's streams: they change all the time: " +
+						"run it again")
+				}
+				names = nil
+				continue
+			}
+			page.Streams = page.Streams[1:]
 		}
 		names = append(names, page.Streams...)
 		if len(page.Streams) == 0 || len(names) >= page.Total {

@@ -1,6 +1,9 @@
 package jsapi
 
 import (
+	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,5 +56,34 @@ func TestAnAnswerWithoutALeaderIsNotThatOfTheLeader(t *testing.T) {
 	}
 	if !(&StreamInfo[struct{}]{}).Led() {
 		t.Error("a single server is not the leader")
+	}
+}
+
+// TestAListOfStreamsLacksNone, although one that was listed is deleted before the next page.
+func TestAListOfStreamsLacksNone(t *testing.T) {
+	t.Parallel()
+	there, asked, always := []string{"a", "b", "c", "d", "e", "f"}, 0, false
+	c := answering(t, func(m *nats.Msg) {
+		var r struct {
+			Offset int `json:"offset"`
+		}
+		must.Succeed(t, json.Unmarshal(m.Data, &r))
+		if asked++; asked == 2 || always && r.Offset > 0 {
+			there = there[1:]
+		}
+		from := min(r.Offset, len(there))
+		text, err := json.Marshal(map[string]any{"total": len(there),
+			"streams": there[from:min(from+3, len(there))]})
+		must.Succeed(t, err)
+		must.Succeed(t, m.Respond(text))
+	})
+	got, err := c.Streams(t.Context(), ">")
+	must.Succeed(t, err)
+	if !slices.Equal(got, []string{"b", "c", "d", "e", "f"}) {
+		t.Errorf("got %v", got)
+	}
+	there, always = strings.Split("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", ""), true
+	if got, err := c.Streams(t.Context(), ">"); err == nil {
+		t.Errorf("they change all the time: %v", got)
 	}
 }
