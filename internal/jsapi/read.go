@@ -42,7 +42,9 @@ var errNothing = fmt.Errorf("no message came: %w", context.DeadlineExceeded)
 func readStream(ctx context.Context, js jetstream.JetStream, stream string,
 	oc jetstream.OrderedConsumerConfig, upTo uint64, first time.Duration,
 	f func(jetstream.Msg, *jetstream.MsgMetadata) error) error {
-	consumer, err := js.OrderedConsumer(ctx, stream, oc)
+	limited, made := context.WithTimeout(ctx, unanswered) // nats.go has no limit where there is one already
+	consumer, err := js.OrderedConsumer(limited, stream, oc)
+	made()
 	if err != nil {
 		return fmt.Errorf("read stream %s: %w", stream, err)
 	}

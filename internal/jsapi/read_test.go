@@ -2,6 +2,7 @@ package jsapi
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -90,4 +91,30 @@ type split struct {
 
 func (s split) Messages(opts ...jetstream.PullMessagesOpt) (jetstream.MessagesContext, error) {
 	return s.messages.Messages(opts...)
+}
+
+// TestAConsumerIsNotWaitedForForever: the answer of a leader that was lost never comes, and commands have
+// hours.
+func TestAConsumerIsNotWaitedForForever(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	var left time.Duration
+	err := ReadStream(ctx, deaf{left: &left}, "S", jetstream.OrderedConsumerConfig{}, 0, nil)
+	if !errors.Is(err, context.DeadlineExceeded) || left > unanswered {
+		t.Errorf("it waits for %v: %v", left, err)
+	}
+}
+
+// deaf is a client that gets no answer, and says how long it would wait for one.
+type deaf struct {
+	jetstream.JetStream
+	left *time.Duration
+}
+
+func (d deaf) OrderedConsumer(ctx context.Context, _ string, _ jetstream.OrderedConsumerConfig) (
+	jetstream.Consumer, error) {
+	end, _ := ctx.Deadline()
+	*d.left = time.Until(end)
+	return nil, context.DeadlineExceeded
 }
