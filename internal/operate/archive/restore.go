@@ -504,6 +504,9 @@ func (r *restore) finish(ctx context.Context, done *Restored) error {
 	if err != nil {
 		return err
 	}
+	if st.Restoring == "" && st.Restored == done.Folder && st.LastSeq >= done.Last {
+		return nil // another run has finished it, and somebody may use it by now
+	}
 	if st.LastSeq != done.Last || st.Messages != done.Messages {
 		return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeDiffers,
 			Message: fmt.Sprintf("stream %s has %d messages up to %d, the archive %d up to %d", r.name,

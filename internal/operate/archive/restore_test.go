@@ -171,7 +171,7 @@ func TestAStreamThatExistsIsNotRestored(t *testing.T) {
 }
 
 // TestOfTwoRestoresAtOnceNoneForgetsWhatTheStreamIs: an erasure knows it as a copy by its metadata. One
-// finishes while the other one is about to.
+// finishes while the other one is about to, and the stream is used at once.
 func TestOfTwoRestoresAtOnceNoneForgetsWhatTheStreamIs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -180,9 +180,16 @@ func TestOfTwoRestoresAtOnceNoneForgetsWhatTheStreamIs(t *testing.T) {
 		if point == "restore.purged" {
 			_, err := w.restore(RestoreOptions{To: "PAST"})
 			must.Succeed(t, err)
+			s, err := w.js.Stream(t.Context(), "PAST")
+			must.Succeed(t, err)
+			ingress := s.CachedInfo().Config.Subjects[0]
+			_, err = w.js.Publish(t.Context(), ingress[:len(ingress)-1]+"outbox.doc1", nil)
+			must.Succeed(t, err)
 		}
 	}})
 	must.Succeed(t, err)
+	past := stream.New(jsapi.New(w.js.Conn(), ""), "PAST", slog.New(slog.DiscardHandler))
+	must.Succeed(t, past.Restored(t.Context())) // of one that had looked before
 	s, err := w.js.Stream(t.Context(), "PAST")
 	must.Succeed(t, err)
 	meta := s.CachedInfo().Config.Metadata
