@@ -281,7 +281,8 @@ func (a *Archive) chain() (h Hash) {
 }
 
 // maxOthers is how many objects with other messages than a segment's are passed over: a store that gives back
-// something else than was written would get another one with each run.
+// something else than was written would get another one with each run. Those with a message that the segment
+// lacks are not counted: an erasure that goes on may take one after each object that was written.
 const maxOthers = 5
 
 // ErrOvertaken: another archiver has created the manifest of this segment.
@@ -386,7 +387,7 @@ func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error 
 		if err := a.undecided(ctx, m); err != nil {
 			return err
 		}
-		if !bytes.Equal(there, emptyObject) {
+		if !bytes.Equal(there, emptyObject) && !errors.Is(differs, errLacks) {
 			others++
 		}
 		if others == maxOthers || m.Generation == maxGeneration {
@@ -399,8 +400,8 @@ func (a *Archive) create(ctx context.Context, m *Manifest, object []byte) error 
 // written them as other lines, or compressed them to other bytes.
 func (m *Manifest) matches(ctx context.Context, object []byte) (err error) {
 	m.Bytes, m.Object = int64(len(object)), sha256.Sum256(object)
-	// its hash in each line, and other ways to write a byte
-	longest := min(maxRaw, 2*m.Raw+256*int64(m.Count))
+	// its hash in each line, and other ways to write a byte; and one message that the manifest lacks
+	longest := min(maxRaw, 2*m.Raw+256*int64(m.Count)+16<<20)
 	m.Raw, err = readLines(ctx, object, m, longest, func(*Message, Hash) error { return nil })
 	return err
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // Verify reads a segment whole and checks it against its manifest: the object's hash, each message's, their
@@ -198,6 +200,9 @@ func readObject(ctx context.Context, object []byte, m *Manifest, f func(*Message
 	return err
 }
 
+// errLacks: an object has a message that is missing by the manifest.
+var errLacks = errors.New("by the manifest there is none")
+
 // readLines reads an object's messages, of no more than limit bytes, compares them with the manifest, and
 // returns the size of their lines.
 func readLines(
@@ -218,7 +223,11 @@ func readLines(
 			next, missing = missing[0].To+1, missing[1:]
 		}
 		if msg.Seq != next {
-			return fmt.Errorf("message %d where %d was expected", msg.Seq, next)
+			err := fmt.Errorf("message %d where %d was expected", msg.Seq, next)
+			if outbox.Sequences(m.Missing).Has(msg.Seq) {
+				err = fmt.Errorf("%w: %w", err, errLacks)
+			}
+			return err
 		}
 		if is := m.Erased.Has(msg.Seq); is != (msg.erased != "") {
 			return fmt.Errorf("message %d: by the manifest it was erased: %v", msg.Seq, is)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,6 +147,33 @@ func TestARunEndsBesideAnErasureThatGoesOn(t *testing.T) {
 	}
 	if r := w.mustRun(Options{Now: true}); r.Archived != 12 || r.Segments[0].Messages != 12-eraseTries {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestAnErasureThatGoesOnLeavesAnArchiveThatGoesOn: whenever an object was written, one of its messages is
+// erased, and somebody may be about to name that object, so it stays. That is no damage, however many there
+// are.
+func TestAnErasureThatGoesOnLeavesAnArchiveThatGoesOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(20)
+	w.confirm(12)
+	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+	begun := uint64(0)
+	o := Options{Now: true, pause: time.Millisecond, Hit: func(point string) {
+		if point == "archive.written" && begun < 8 {
+			begun++
+			must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: begun, To: begun}}))
+			must.Succeed(t, w.s.SecureDeleteMsg(t.Context(), begun))
+		}
+	}}
+	_, err := w.run(o)
+	w.wantFault(err, "erase_busy")
+	if r := w.mustRun(o); r.Archived != 12 || r.Segments[0].Erased != 8 || begun != 8 {
+		t.Errorf("read %d times, %+v", begun, r)
+	}
+	if got := w.archived(); !slices.Equal(got, []uint64{9, 10, 11, 12}) {
+		t.Errorf("archived are %v", got)
 	}
 }
 
