@@ -286,9 +286,15 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	return nil
 }
 
-// waits says in the report since when messages wait.
+// waits says in the report how far the archive is, whoever has brought it there, and since when messages
+// wait.
 func (c *command) waits(ctx context.Context) error {
-	if c.report == nil || c.a.Next() > c.to {
+	if c.report == nil {
+		return nil
+	}
+	c.report.Archived = c.a.Next() - 1
+	c.report.Stands = max(c.report.Stands, c.report.Archived)
+	if c.a.Next() > c.to {
 		return nil
 	}
 	m, err := c.api.Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: c.a.Next(), Next: ">"})
@@ -420,8 +426,6 @@ func (c *command) end(ctx context.Context, s *archive.Segment, last uint64) erro
 		return err
 	}
 	c.report.Segments = append(c.report.Segments, segmentOf(c.a, m))
-	c.report.Archived = m.Last
-	c.report.Stands = max(c.report.Stands, m.Last)
 	return nil
 }
 

@@ -141,7 +141,7 @@ func TestTwoArchiversAtOnceMakeOneArchive(t *testing.T) {
 		w.confirm(20)
 		w.mustRun(Options{Now: true})
 	}})
-	if !slept || len(r.Segments) != 0 || len(w.archived()) != 20 {
+	if !slept || len(r.Segments) != 0 || r.Archived != 20 || r.Stands != 20 || len(w.archived()) != 20 {
 		t.Errorf("%+v, %v", r, w.archived())
 	}
 }
@@ -175,6 +175,7 @@ func TestWhatOthersDoWhileARunLooksIsNoDifference(t *testing.T) {
 		}}
 		c := &command{cfg: w.cfg, api: conn.API(), o: Options{Now: true}}
 		must.Succeed(t, c.run(t.Context(), looking, conn, slog.New(slog.DiscardHandler)))
+		must.Succeed(t, c.waits(t.Context()))
 		if c.report.Archived != last || c.report.Stands != last {
 			t.Errorf("before %v: %+v, not %d", before, c.report, last)
 		}
