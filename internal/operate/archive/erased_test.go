@@ -95,7 +95,7 @@ func TestARunEndsBesideAnInterruptedErasure(t *testing.T) {
 	f := outbox.FaultOf(err)
 	if begun != 1 || r.Archived != 0 || !strings.Contains(f.Message, "from 1 on") ||
 		!strings.Contains(f.Message, "still has 5") ||
-		!strings.Contains(f.Hint, "outflow erase") {
+		!strings.Contains(f.Hint, "outflow erase") || !strings.Contains(f.Hint, outbox.MetadataErased) {
 		t.Errorf("read %d times, %+v, %v: %s", begun, r, err, f.Hint)
 	}
 

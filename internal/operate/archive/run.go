@@ -275,7 +275,9 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 					"interrupted: %v", c.cfg.Stream, next, err),
 				Hint: "Let it finish. One that was interrupted goes on when it is run again, as `outflow " +
 					"erase --doc ID --request NAME --yes`: table outflow_erasures names the requests that " +
-					"have no finished_at. Then archive again."}
+					"have no finished_at. Then archive again. If none lacks it, the broker had lost these " +
+					"messages after they were erased, and others came under their sequences: take those " +
+					"out of the stream's metadata " + outbox.MetadataErased + "."}
 		}
 		select {
 		case <-ctx.Done():
