@@ -23,7 +23,10 @@ func (t Table) ColumnOf(former Table, name string) (sql string, err error) {
 		return "", fmt.Errorf("table %s has no column %q", t.Quoted(), name)
 	}
 	was, ok := former.Column(name)
-	if !ok {
+	switch {
+	case !ok && c.TypeOID == pgtype.ByteaOID: // its bytes are read, of which nothing else has the type
+		return "NULL::bytea", t.lacks(former, c)
+	case !ok:
 		return "NULL", t.lacks(former, c)
 	}
 	sql = postgres.Quote(name)

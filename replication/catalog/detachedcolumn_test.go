@@ -27,6 +27,7 @@ func TestAColumnOfAFormerTableIsTheOutboxsOrRefused(t *testing.T) {
 	}{
 		"as it was":     {[]Column{a, b, c}, []Column{a, b, c}, `"b"`},
 		"added last":    {[]Column{a, column("b", 4, text)}, []Column{a}, "NULL"},
+		"bytes, added":  {[]Column{a, column("b", 4, bytes)}, []Column{a}, "NULL::bytea"},
 		"renamed":       {[]Column{a, b, c}, []Column{a, column("was", 2, text), c}, `RENAME COLUMN "was" TO "b"`},
 		"last, renamed": {[]Column{a, b}, []Column{a, column("was", 2, text)}, `RENAME COLUMN "was" TO "b"`},
 		"one was dropped": {[]Column{a, column("b", 4, text)}, []Column{a, c},

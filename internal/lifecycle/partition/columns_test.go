@@ -147,6 +147,54 @@ func TestAnErasureReadsColumnsOfADetachedPartitionAsTheOutboxs(t *testing.T) {
 	}
 }
 
+// TestADocumentIsErasedFromADetachedPartitionOfAnotherType: its messages have it as that type printed it,
+// which may be no value of the outbox's type, or another one.
+func TestADocumentIsErasedFromADetachedPartitionOfAnotherType(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		was, now string // the column's type
+		doc      string
+		rows     int64
+	}{
+		{"varchar(9)", "text", "gone", 2},
+		{"text", "varchar(3)", "gone", 2},
+		{"char(5)", "char(9)", "gone ", 2},
+		{"char(5)", "char(9)", "gone     ", 0},
+		{"int", "bigint", "5000000000", 0},
+		{"numeric(4,1)", "numeric(9,3)", "7.5", 2},
+		{"bytea", "bytea", "gone", 2},
+		{"", "bytea", "gone", 0}, // it was added
+	} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		if c.was != "" {
+			w.Exec("ALTER TABLE outbox ADD doc " + c.was)
+		}
+		w.insert(0, 2, true)
+		if c.rows > 0 || c.was == "char(5)" {
+			w.Exec("UPDATE outbox SET doc = '" + c.doc + "'")
+		}
+		w.insert(0, 1, true) // without a document
+		w.apply()
+		w.want(0, Sealed)
+		if c.was == "" {
+			w.Exec("ALTER TABLE outbox ADD doc " + c.now)
+		} else {
+			w.Exec("ALTER TABLE outbox ALTER doc TYPE " + c.now)
+		}
+		m := w.manager()
+		d := Document{Column: "doc", Name: c.doc, ID: "id"}
+		must.Succeed(t, m.CheckDocument(outboxdb.Within(t), d))
+		n, err := m.CountDocument(outboxdb.Within(t), d)
+		must.Succeed(t, err)
+		cut, err := m.EraseDocument(outboxdb.Within(t), d, 0,
+			func(context.Context) (uint64, error) { return 1, nil })
+		must.Succeed(t, err)
+		if n != c.rows || cut.Rows != c.rows {
+			t.Errorf("%s, then %s: %q has %d rows, %d erased, want %d", c.was, c.now, c.doc, n, cut.Rows, c.rows)
+		}
+	}
+}
+
 // TestAPartitionWhoseIDWasRenamedIsRefused by apply, with the statement that mends it.
 func TestAPartitionWhoseIDWasRenamedIsRefused(t *testing.T) {
 	t.Parallel()

@@ -122,29 +122,58 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document, wait time.Durat
 }
 
 // CheckDocument refuses a document that is not written as PostgreSQL prints values of its column: no message
-// has it in that form.
+// has it in that form. What a detached partition has of another type counts as that type prints it.
 func (m *Manager) CheckDocument(ctx context.Context, d Document) error {
 	c, err := m.docColumn(d)
 	if err != nil {
 		return err
 	}
-	value, values := valueOf(c, d)
-	var written []byte
-	err = m.conn.QueryRow(ctx, "SELECT "+tablesnapshot.BytesOf(value, c), values[:1]...).Scan(&written)
 	refuse := func(format string, args ...any) error {
 		return &outbox.Fault{Class: outbox.Usage, Code: "flags",
 			Message: fmt.Sprintf("--doc %q: ", d.Name) + fmt.Sprintf(format, args...),
 			Hint:    "Give the document as messages have it"}
 	}
+	written, err := m.printed(ctx, d, c)
 	switch {
-	case strings.HasPrefix(postgres.SQLState(err), "22"):
+	case isNoValue(err):
 		return refuse("no value of column %s, of type %s", c.Name, c.TypeName)
 	case err != nil:
 		return m.explain("read table "+m.root.Quoted(), err)
-	case string(written) != d.Name:
-		return refuse("column %s, of type %s, has it as %q", c.Name, c.TypeName, written)
+	case written == d.Name:
+		return nil
 	}
-	return nil
+	_, detached, err := m.leaves(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range detached {
+		was, ok := t.Column(d.Column)
+		if !ok || was.TypeName == c.TypeName {
+			continue
+		}
+		before, err := m.printed(ctx, d, was)
+		switch {
+		case err != nil && !isNoValue(err):
+			return m.explain("read table "+t.Quoted(), err)
+		case err == nil && before == d.Name:
+			return nil
+		}
+	}
+	return refuse("column %s, of type %s, has it as %q", c.Name, c.TypeName, written)
+}
+
+// isNoValue reports whether the server says that a value can't be one of a type, or of a domain.
+func isNoValue(err error) bool {
+	state := postgres.SQLState(err)
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23")
+}
+
+// printed is the document as messages have it, from a column.
+func (m *Manager) printed(ctx context.Context, d Document, c catalog.Column) (string, error) {
+	value, as := valueOf(c, d, 1)
+	var text []byte
+	err := m.conn.QueryRow(ctx, "SELECT "+tablesnapshot.BytesOf(value, c), as).Scan(&text)
+	return string(text), err
 }
 
 // docColumn is the column of the document.
@@ -157,17 +186,17 @@ func (m *Manager) docColumn(d Document) (catalog.Column, error) {
 	return c, nil
 }
 
-// valueOf is the document as a value of its column, as SQL with $1, and the values of $1 and $2, which is the
-// document as bytes.
-func valueOf(c catalog.Column, d Document) (string, []any) {
+// valueOf is the document as a value of its column, as SQL with a parameter, and the parameter's value.
+func valueOf(c catalog.Column, d Document, parameter int) (string, any) {
 	if c.TypeOID == pgtype.ByteaOID {
-		return "$1::bytea", []any{[]byte(d.Name), []byte(d.Name)}
+		return fmt.Sprintf("$%d::bytea", parameter), []byte(d.Name)
 	}
-	return "$1::text::" + c.TypeName, []any{d.Name, []byte(d.Name)}
+	return fmt.Sprintf("$%d::text::%s", parameter, c.TypeName), d.Name
 }
 
 // rowsOf is the condition of the document's rows in a table, and its parameters. The bytes decide that
-// messages have; the value finds them by an index.
+// messages have; the value finds them by an index, where the table has the column's type: another one may not
+// have that value.
 func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
 	c, err := m.docColumn(d)
 	if err != nil {
@@ -177,15 +206,18 @@ func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	value, values := valueOf(c, d)
-	condition := fmt.Sprintf("%s = %s AND %s = $2::bytea", column, value, tablesnapshot.BytesOf(column, c))
+	condition, values := tablesnapshot.BytesOf(column, c)+" = $1::bytea", []any{[]byte(d.Name)}
+	if has, _ := in.Column(d.Column); has.TypeName == c.TypeName {
+		value, as := valueOf(c, d, 2)
+		condition, values = fmt.Sprintf("%s = %s AND %s", column, value, condition), append(values, as)
+	}
 	if d.Keep != "" {
 		id, err := m.root.ColumnOf(in, d.ID)
 		if err != nil {
 			return "", nil, err
 		}
-		condition += fmt.Sprintf(" AND concat(%s) <> $3::text", id)
 		values = append(values, d.Keep)
+		condition += fmt.Sprintf(" AND concat(%s) <> $%d::text", id, len(values))
 	}
 	return condition, values, nil
 }

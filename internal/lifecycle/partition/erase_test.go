@@ -226,12 +226,14 @@ func TestTheRowsOfADocumentAreThoseOfItsMessages(t *testing.T) {
 			"6F1C8A70-2B7E-4D0E-9C39-B5F3A4A0E1D2", `has it as "6f1c`},
 		{"bigint", "7", "8", "seven", "no value of column doc_id"},
 		{"bytea", "\\xff", "gone", "", ""},
+		{"seven", "7", "77", "8", "no value of column doc_id"},
 	} {
 		w := newWorld(t, pgtest.Server(t), 1)
 		value := "$1::text::"
 		if c.typ == "bytea" {
 			value = "convert_to($1, 'UTF8')::"
 		}
+		w.Exec("CREATE DOMAIN public.seven AS text CHECK (value ^@ '7')")
 		w.Exec("ALTER TABLE outbox ALTER doc_id TYPE " + c.typ + " USING NULL")
 		for _, doc := range []string{c.doc, c.doc, c.other} {
 			w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ("+value+c.typ+
