@@ -53,10 +53,12 @@ type Plan struct {
 	removed uint64    // sequences behind To, up to Was, that the stream has no message of
 }
 
-// stands reports whether a plan says what a later one does. While instances run, they park and process.
+// stands reports whether a plan says what a later one does. While instances run, they park and process. What
+// leaves the front of the stream comes from the archive, if some of it did before: the consumer has one.
 func (p *Plan) stands(now *Plan, running bool) bool {
-	same := p.created.Equal(now.created) && p.Was == now.Was && p.To == now.To && p.removed == now.removed &&
-		p.Archived == now.Archived && p.First == now.First && (p.Parked == now.Parked || running)
+	same := p.created.Equal(now.created) && p.Was == now.Was && p.To == now.To &&
+		p.removed-p.Archived == now.removed-now.Archived && (p.Archived > 0) == (now.Archived > 0) &&
+		p.First == now.First && (p.Parked == now.Parked || running)
 	if same && p.Position != nil && now.Position != nil {
 		same = *p.Position == *now.Position && p.Stored.Equal(*now.Stored)
 	}

@@ -120,3 +120,31 @@ func TestARewindToWhereTheConsumerIsDoesNothing(t *testing.T) {
 		t.Errorf("the marks were\n%s\nand are\n%s", before, now)
 	}
 }
+
+// TestARewindGoesBackWhileTheStreamsFrontIsRemoved, of which the archive has all: what comes again is the same.
+// What is erased from the archive meanwhile is not, and a consumer that did not need the archive may have none.
+func TestARewindGoesBackWhileTheStreamsFrontIsRemoved(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		to, code  string
+		meanwhile func(w *world)
+	}{
+		{"start", "", func(*world) {}},
+		{"seq:4", "", func(*world) {}},
+		{"seq:4", "rewind_changed", func(w *world) { must(w.t, w.live.DeleteMsg(w.t.Context(), 16)) }},
+		{"seq:9", "rewind_changed", func(*world) {}},
+	} {
+		w := newWorld(t)
+		w.archived(12, 7)
+		err := w.Rewind(t.Context(), Rewind{Name: "texts", To: c.to, Confirm: func(*Plan) error {
+			c.meanwhile(w)
+			must(t, w.live.Purge(t.Context(), jetstream.WithPurgeSequence(11)))
+			return nil
+		}})
+		if c.code == "" {
+			must(t, err)
+		} else {
+			wantFault(t, err, c.code)
+		}
+	}
+}
