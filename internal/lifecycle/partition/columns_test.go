@@ -190,7 +190,8 @@ func TestADocumentIsErasedFromADetachedPartitionOfAnotherType(t *testing.T) {
 			func(context.Context) (uint64, error) { return 1, nil })
 		must.Succeed(t, err)
 		if n != c.rows || cut.Rows != c.rows {
-			t.Errorf("%s, then %s: %q has %d rows, %d erased, want %d", c.was, c.now, c.doc, n, cut.Rows, c.rows)
+			t.Errorf("%s, then %s: %q has %d rows, %d erased, want %d", c.was, c.now, c.doc, n, cut.Rows,
+				c.rows)
 		}
 	}
 }

@@ -121,8 +121,8 @@ func TestARewindToWhereTheConsumerIsDoesNothing(t *testing.T) {
 	}
 }
 
-// TestARewindGoesBackWhileTheStreamsFrontIsRemoved, of which the archive has all: what comes again is the same.
-// What is erased from the archive meanwhile is not, and a consumer that did not need the archive may have none.
+// TestARewindGoesBackWhileTheStreamsFrontIsRemoved, of which the archive has all: what comes again is the
+// same. It is not where a message is gone, and a consumer that did not need the archive may have none.
 func TestARewindGoesBackWhileTheStreamsFrontIsRemoved(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

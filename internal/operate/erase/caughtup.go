@@ -57,12 +57,22 @@ func (c *command) inWhole(ctx context.Context, name string, until time.Time) (al
 	began := time.Now()
 	var want []uint64 // by origin
 	origins := c.erasedFrom(name)
+	last, err := c.lastErased(ctx)
+	if err != nil {
+		return nil, err
+	}
+	behind := map[string]bool{} // origins of which something was erased behind what is left
 	for _, o := range origins {
 		newest, err := c.newest(ctx, o)
 		if err != nil {
 			return nil, err
 		}
 		want = append(want, newest)
+		if c.mirrored(o.Name) == c.cfg.Stream {
+			behind[o.Name] = behind[o.Name] || last > newest
+		} else {
+			behind[o.Name] = c.rec.Copies[o.Name] > 0
+		}
 	}
 	defer progress.Wait(ctx, "waiting until stream "+name+" has all that it copies")()
 	untold := c.untold
@@ -73,13 +83,19 @@ func (c *command) inWhole(ctx context.Context, name string, until time.Time) (al
 			return nil, err
 		}
 		var lacks []string
+		soon := true
 		for i, o := range origins {
-			if !c.caughtUp(name, &state, o, want[i], began) {
+			has, unheard := c.caughtUp(name, &state, o, want[i], behind[o.Name], began)
+			if !has {
 				lacks = append(lacks, fmt.Sprintf("%s up to %d", o.Name, want[i]))
 			}
+			soon = soon && (has || unheard)
 		}
 		if len(lacks) == 0 {
 			return all, nil
+		}
+		if least := began.Add(2 * heard); soon && until.Before(least) {
+			until = least // or no run would ever hear of it, whose time is over by then
 		}
 		if more, err := pause(ctx, until); err != nil || !more {
 			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("stream %s does not have all yet of stream "+
@@ -97,6 +113,18 @@ func (c *command) erasedFrom(name string) (all []origin) {
 		}
 	}
 	return all
+}
+
+// mirrored is the stream whose sequences one has that mirrors it, over others too; itself if it does not.
+func (c *command) mirrored(name string) string {
+	for range c.list {
+		s := c.info(name)
+		if s == nil || s.mirror == "" {
+			break
+		}
+		name = s.mirror
+	}
+	return name
 }
 
 // newest is the sequence of the newest message of an origin that is copied; 0: there is none.
@@ -122,28 +150,45 @@ type copyState struct {
 	State struct {
 		Last uint64 `json:"last_seq"`
 	} `json:"state"`
-	Sources []struct {
-		Name   string        `json:"name"`
-		Lag    uint64        `json:"lag"`
-		Active time.Duration `json:"active"` // since it was heard; less than 0: never
-	} `json:"sources"`
+	Sources []sourceState `json:"sources"`
+	Mirror  *sourceState  `json:"mirror"`
+}
+
+// sourceState is what a server says of what a stream copies from another one.
+type sourceState struct {
+	Name   string        `json:"name"`
+	Lag    uint64        `json:"lag"`
+	Active time.Duration `json:"active"` // since it was heard; less than 0: never
 }
 
 // caughtUp reports whether a copy that was just read has what an origin had up to a sequence. A mirror has
 // the sequences of its origin. What was sourced says where it was; if nothing from there is left, because the
 // copy does not keep all, the server says whether something is to come, once it has heard of the origin.
-func (c *command) caughtUp(name string, state *copyState, o origin, seq uint64, began time.Time) bool {
-	if seq == 0 || c.info(name).mirror == o.Name {
-		return state.State.Last >= seq
+//
+// behind: something was erased behind that sequence, and may be on its way. What the origin sends later comes
+// after that, so it is enough that it was heard; what it said of a lag may be about what was erased. unheard:
+// that is all that is missing.
+func (c *command) caughtUp(name string, state *copyState, o origin, seq uint64, behind bool,
+	began time.Time) (has, unheard bool) {
+	mirrors := c.info(name).mirror == o.Name
+	if has = state.State.Last >= seq; seq > 0 && !mirrors {
+		has = c.reached[[2]string{o.Name, strings.Join(o.subjects(), "\f")}] >= seq
 	}
-	if c.reached[[2]string{o.Name, strings.Join(o.subjects(), "\f")}] >= seq {
-		return true
+	if has && !behind || mirrors && !has {
+		return has, false
 	}
-	for _, s := range state.Sources {
-		if s.Name == o.Name && (s.Lag > 0 || s.Active < 0 ||
-			!state.asked.Add(-s.Active).After(began.Add(heard))) {
-			return false
+	all := state.Sources
+	if state.Mirror != nil {
+		all = append(all, *state.Mirror)
+	}
+	for _, s := range all {
+		switch {
+		case s.Name != o.Name:
+		case s.Lag > 0 && !has || s.Active < 0:
+			return false, false
+		case !state.asked.Add(-s.Active).After(began.Add(heard)):
+			unheard = true
 		}
 	}
-	return true
+	return !unheard, unheard && behind
 }

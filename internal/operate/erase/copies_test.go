@@ -284,6 +284,48 @@ func TestACopyThatDoesNotHaveAllIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestWhatWasErasedBehindWhatIsLeftMayBeOnItsWay: what an origin has yet does not say that a copy has all, if
+// messages behind it were erased. So it has to have heard of the origin since.
+func TestWhatWasErasedBehindWhatIsLeftMayBeOnItsWay(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.publish("_outflow.1.", "gone", 0x100)
+	c.publish("_outflow.1.", "gone", 0x101)
+	c.publish("_outflow.1.", "other", 0x102)
+	of := func(name string) *jetstream.StreamSource {
+		return &jetstream.StreamSource{Name: name, FilterSubject: "outbox.gone"}
+	}
+	all := []jetstream.StreamConfig{{Name: "MIRROR", Mirror: of("OUTBOX")},
+		{Name: "FILTERED", Sources: []*jetstream.StreamSource{of("OUTBOX")}},
+		{Name: "FURTHER", Sources: sourced("FILTERED")},
+		{Name: "WHOLE", Sources: sourced("ALL")},
+		{Name: "ALL", Mirror: sourced("OUTBOX")[0]}}
+	for _, config := range all {
+		c.add(config)
+	}
+	for name, n := range map[string]uint64{"MIRROR": 2, "FILTERED": 2, "FURTHER": 2, "ALL": 3, "WHOLE": 3} {
+		c.has(name, n)
+	}
+	must.Succeed(t, c.copies(t.Context()))
+	for _, name := range []string{"OUTBOX", "FILTERED", "ALL"} { // was erased from
+		s, err := c.js.Stream(t.Context(), name)
+		must.Succeed(t, err)
+		must.Succeed(t, s.DeleteMsg(t.Context(), 2))
+	}
+	c.rec.Erased = outbox.Sequences{{From: 2, To: 2}}
+	c.rec.Copies = map[string]uint64{"FILTERED": 1, "ALL": 1}
+	for _, config := range all {
+		began := time.Now()
+		found, err := c.inWhole(t.Context(), config.Name, began) // no time is left
+		must.Succeed(t, err)
+		after, known := time.Since(began), slices.Contains([]string{"ALL", "WHOLE"}, config.Name)
+		if after < heard != known || len(c.rep.Waiting) > 0 {
+			t.Errorf("%s: %d messages go after %v, waiting for %v", config.Name, len(found), after,
+				c.rep.Waiting)
+		}
+	}
+}
+
 // TestACopyThatDoesNotKeepAllIsNotWaitedForLong: nothing in it says that it had the newest message.
 func TestACopyThatDoesNotKeepAllIsNotWaitedForLong(t *testing.T) {
 	t.Parallel()
