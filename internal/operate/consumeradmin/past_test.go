@@ -3,6 +3,7 @@ package consumeradmin
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,11 @@ func TestARewindGoesBackToWhatIsArchived(t *testing.T) {
 	w.exec(`UPDATE outflow_consumer SET filters = '{outbox.d2}'`) // sequences 3, 8, 13, 18
 	if p, err := w.planned("start"); err != nil || p.First != 3 || p.Exact {
 		t.Errorf("with a filter: %+v, %v", p, err)
+	}
+	w.exec(`UPDATE outflow_consumer SET filters = '{outbox.none}'`)
+	p, err := w.planned("start")
+	if err != nil || !slices.Contains(p.Lines(), "again    no event of its filter") {
+		t.Errorf("with a filter that lets none through: %+v, %v", p, err)
 	}
 	w.exec(`UPDATE outflow_consumer SET filters = '{>}'`)
 

@@ -366,9 +366,11 @@ func (a *Admin) plan(ctx context.Context, stream jetstream.Stream, name, offsets
 	if err != nil {
 		return nil, err
 	}
-	if begins != nil {
-		p.First, p.Position, p.Stored = begins.seq, &begins.outflow.Pos, &begins.at
+	if begins == nil || begins.seq > was { // what the archive has was counted whatever the filter
+		p.Again = 0
+		return p, nil
 	}
+	p.First, p.Position, p.Stored = begins.seq, &begins.outflow.Pos, &begins.at
 	return p, nil
 }
 
