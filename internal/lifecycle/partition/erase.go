@@ -35,6 +35,8 @@ type Cut struct {
 	LSN  outbox.LSN
 	Seq  uint64 // the stream's last sequence, read before LSN: what it had by then was committed below
 	Rows int64  // that were deleted
+
+	Theirs []string // see [Manager.Theirs]: none of these was looked at
 }
 
 // CodeWaits is the code of the fault of an erasure that has to wait for longer than it was to.
@@ -96,7 +98,8 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document, wait time.Durat
 			return cut, err
 		}
 		if n == 0 && cut.LSN != 0 {
-			return cut, nil
+			cut.Theirs, err = m.Theirs(ctx)
+			return cut, err
 		}
 		if err := m.away(ctx, func() (err error) {
 			cut.Seq, err = lastSeq(ctx)

@@ -189,16 +189,33 @@ func TestAnErasureFindsAPartitionByItsOID(t *testing.T) {
 }
 
 // TestAnErasureNamesThePartitionsThatSomebodyElseDetached, by the names that they have now: what is in them
-// stays.
+// stays, if they are known as theirs when rows are erased.
 func TestAnErasureNamesThePartitionsThatSomebodyElseDetached(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 2)
 	w.cfg.Slack = 1000000 * time.Hour
 	w.apply()
+	w.insert(0, 1, true)
 	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
+	erase := func() Cut {
+		t.Helper()
+		d := Document{Column: "doc_id", Name: "d", ID: "id"}
+		cut, err := w.manager().EraseDocument(outboxdb.Within(t), d, 0,
+			func(context.Context) (uint64, error) { return 1, nil })
+		must.Succeed(t, err)
+		return cut
+	}
+	if cut := erase(); cut.Rows != 1 || len(cut.Theirs) > 0 {
+		t.Errorf("nobody has seen that it was detached: %+v", cut)
+	}
+	w.Exec("INSERT INTO outbox_0 (doc_id, actor_id, counter, payload, created_at) " +
+		"VALUES ('d', 'a', 9, '{}', '2024-05-01 12:00Z')")
 	w.apply()
 	w.want(0, Kept)
 	w.Exec("ALTER TABLE outbox_0 RENAME TO mine")
+	if cut := erase(); cut.Rows != 0 || strings.Join(cut.Theirs, " ") != "public.mine" {
+		t.Errorf("of one that is theirs: %+v", cut)
+	}
 	theirs := func() string {
 		t.Helper()
 		names, err := w.manager().Theirs(outboxdb.Within(t))

@@ -378,6 +378,7 @@ func (c *command) rows(ctx context.Context, m *partition.Manager) error {
 		return err
 	}
 	c.o.Hit("erase.deleted")
+	c.theirs = cut.Theirs // somebody may have detached one, and an apply have seen it, since this began
 	c.rec.Cut, c.rec.CutSeq, c.rec.Rows = cut.LSN, cut.Seq, max(c.rec.Rows, cut.Rows)
 	return c.ledger.Save(ctx, c.rec)
 }
