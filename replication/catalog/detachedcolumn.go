@@ -33,7 +33,10 @@ func (t Table) ColumnOf(former Table, name string) (sql string, err error) {
 	if alike(was.BaseOID, c.BaseOID) {
 		return sql, nil
 	}
-	if as := castTo(was.BaseOID, c.BaseOID); as != "" {
+	switch as := castTo(was.BaseOID, c.BaseOID); {
+	case as == "text" && slices.Contains(otherwise, was.BaseOID):
+		return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN concat(%[1]s) END", sql), nil
+	case as != "":
 		return "CAST(" + sql + " AS " + as + ")", nil
 	}
 	return "", postgres.Fatal(nil, CodePartitionColumns, fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s TYPE "+
@@ -80,6 +83,10 @@ var (
 	texts  = []uint32{pgtype.TextOID, pgtype.VarcharOID}
 	jsons  = []uint32{pgtype.JSONOID, pgtype.JSONBOID}
 )
+
+// otherwise are types of which a cast to text makes another one than messages have: true and not t, and
+// 1.2.3.4/32.
+var otherwise = []uint32{pgtype.BoolOID, pgtype.InetOID}
 
 // alike reports whether PostgreSQL compares and unites values of two types by itself, and prints the same.
 func alike(was, now uint32) bool {

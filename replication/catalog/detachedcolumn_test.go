@@ -43,6 +43,7 @@ func TestAColumnOfAFormerTableIsTheOutboxsOrRefused(t *testing.T) {
 		"text at will":      {[]Column{b}, only(pgtype.VarcharOID), `"b"`},
 		"a domain":          {[]Column{domain}, []Column{b}, `"b"`},
 		"text of a uuid":    {[]Column{b}, only(pgtype.UUIDOID), `CAST("b" AS text)`},
+		"text of an inet":   {[]Column{b}, only(pgtype.InetOID), `CASE WHEN "b" IS NOT NULL THEN concat("b") END`},
 		"text of bytes":     {[]Column{b}, only(bytes), "USING"},
 		"a uuid of text":    {only(pgtype.UUIDOID), []Column{b}, "USING"},
 		"another JSON":      {only(pgtype.JSONBOID), only(pgtype.JSONOID), `CAST("b" AS jsonb)`},

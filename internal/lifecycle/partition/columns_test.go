@@ -162,6 +162,8 @@ func TestADocumentIsErasedFromADetachedPartitionOfAnotherType(t *testing.T) {
 		{"char(5)", "char(9)", "gone     ", 0},
 		{"int", "bigint", "5000000000", 0},
 		{"numeric(4,1)", "numeric(9,3)", "7.5", 2},
+		{"inet", "text", "192.0.2.1", 2},
+		{"boolean", "text", "t", 2},
 		{"bytea", "bytea", "gone", 2},
 		{"", "bytea", "gone", 0}, // it was added
 	} {
