@@ -17,8 +17,8 @@ type Partitions struct {
 	Read
 	Managed bool      `json:"managed"`           // by Outflow, which has made its table of states
 	Ranges  bool      `json:"ranges"`            // of time, each of which ends
-	Ahead   int       `json:"ahead"`             // so many partitions begin later than now
-	Until   time.Time `json:"until,omitzero"`    // where the last one ends
+	Ahead   int       `json:"ahead"`             // so many are to come, up to the first range without one
+	Until   time.Time `json:"until,omitzero"`    // where the last of these ends
 	Blocked []Blocked `json:"blocked,omitempty"` // one for each slot, longest first, at most [MaxBlocked]
 }
 

@@ -20,15 +20,14 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 	if s.partman.manages {
 		return nil, nil
 	}
+	var there []*Partition
 	var newest *Partition
 	for _, p := range s.all {
 		if !p.Attached && !p.Pending || p.Default || p.Odd != "" && p.Upper.IsZero() {
 			continue
 		}
-		if p.Upper.IsZero() {
-			return nil, nil // it takes everything that is to come
-		}
-		if newest == nil || p.Upper.After(newest.Upper) {
+		there = append(there, p)
+		if !p.Upper.IsZero() && (newest == nil || p.Upper.After(newest.Upper)) {
 			newest = p
 		}
 	}
@@ -44,19 +43,52 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 			"partitions of %v can't be made of column %s, which holds days", every, m.root.Key)
 	}
 	now := s.Now.UTC()
-	at := now.Truncate(every)
-	if newest != nil {
+	at, endless := covered(there, now)
+	switch {
+	case newest != nil && s.byDefault() != nil: // it takes the rows of ranges that are missing before that
 		if at = newest.Upper; at.Before(now) {
 			at = at.Add(now.Sub(at).Truncate(every))
 		}
+		at, endless = covered(there, at)
+	case at.Equal(now) && !endless: // none takes the rows of now
+		at = now.Truncate(every)
+		for _, p := range there { // oldest first
+			if !p.Upper.IsZero() && !p.Upper.After(now) {
+				at = p.Upper.Add(now.Sub(p.Upper).Truncate(every))
+			}
+		}
 	}
 	var all []*Partition
-	for until := now.Add(time.Duration(m.cfg.Ahead) * every); at.Before(until); at = at.Add(every) {
+	for until := now.Add(time.Duration(m.cfg.Ahead) * every); !endless && at.Before(until); {
+		upper := at.Add(every)
+		for _, p := range there {
+			if p.Lower.After(at) && p.Lower.Before(upper) {
+				upper = p.Lower
+			}
+		}
 		all = append(all, &Partition{Name: quoted(m.root.Schema, catalog.PartitionName(m.root.Name, at,
-			every)),
-			Lower: at, Upper: at.Add(every), Made: true, State: Ahead, System: s.System})
+			every)), Lower: at, Upper: upper, Made: true, State: Ahead, System: s.System})
+		at, endless = covered(there, upper)
 	}
 	return all, nil
+}
+
+// covered is where ranges end that follow one another without a gap from a time on; that time, if none takes
+// its rows. endless: they have no end.
+func covered(there []*Partition, at time.Time) (end time.Time, endless bool) {
+	for found := true; found; {
+		found = false
+		for _, p := range there {
+			switch {
+			case p.Lower.After(at):
+			case p.Upper.IsZero():
+				return at, true
+			case p.Upper.After(at):
+				at, found = p.Upper, true
+			}
+		}
+	}
+	return at, false
 }
 
 func (p *Partition) create() Step {

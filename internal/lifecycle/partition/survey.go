@@ -17,8 +17,8 @@ import (
 // Survey is how a partitioned outbox is, as far as everybody may see it.
 type Survey struct {
 	Ranges  bool      // it is partitioned by ranges of time, each of which ends
-	Ahead   int       // so many partitions begin later than now
-	Until   time.Time // where the last one ends; zero: there is none
+	Ahead   int       // so many partitions begin later than now, up to the first range without one
+	Until   time.Time // where the last of these ends; zero: there is none
 	Managed bool      // outflow partition has been run
 	Blocked []Blocked // partitions, or the rows of a plain table, that wait for a slot, oldest first
 }
@@ -109,19 +109,28 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 		return err
 	}
 	s.Ranges = true
+	var there []*Partition
+	byDefault := false
 	for _, bound := range bounds {
-		p := Partition{}
+		p := &Partition{}
 		if p.readBound(bound); p.Default {
+			byDefault = true
 			continue
 		}
 		if p.Odd != "" || p.Upper.IsZero() {
 			s.Ranges = false
 		}
-		if p.Lower.After(now) {
-			s.Ahead++
-		}
+		there = append(there, p)
 		if p.Upper.After(s.Until) {
 			s.Until = p.Upper
+		}
+	}
+	if end, _ := covered(there, now); s.Ranges && !byDefault && s.Until.After(end) {
+		s.Until = end
+	}
+	for _, p := range there {
+		if p.Lower.After(now) && p.Lower.Before(s.Until) {
+			s.Ahead++
 		}
 	}
 	return nil

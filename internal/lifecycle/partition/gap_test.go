@@ -1,0 +1,49 @@
+package partition
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/replication/catalog"
+)
+
+// TestARangeThatIsMissingIsMade: a partition that lies far ahead does not hide that none takes the rows of
+// now, and what is made meets it without a gap. Until then the survey says so.
+func TestARangeThatIsMissingIsMade(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.Slack, w.cfg.Ahead = 1000000*time.Hour, 4
+	now := time.Now().UTC()
+	for _, days := range []int{2, 3, 30, 31} { // none takes tomorrow's rows
+		lower := now.Truncate(24*time.Hour).Add(time.Hour).AddDate(0, 0, days)
+		w.Exec("CREATE TABLE far" + lower.Format("0102") + " PARTITION OF outbox FOR VALUES FROM (" +
+			catalog.PartitionBound(lower) + ") TO (" + catalog.PartitionBound(lower.AddDate(0, 0, 1)) + ")")
+	}
+	survey := func() Survey {
+		t.Helper()
+		m := w.manager()
+		defer m.Close()
+		s, err := Look(outboxdb.Within(t), w.Conn, m.root.Table, nil)
+		must.Succeed(t, err)
+		return s
+	}
+	if s := survey(); s.Ahead != 0 || s.Until.After(now.Add(24*time.Hour)) {
+		t.Errorf("no partition takes the rows of now, and %d lie ahead, until %v", s.Ahead, s.Until)
+	}
+	w.apply()
+	for hours := range 4 * 24 {
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', "+
+			"now() + $1 * interval '1 hour')", hours)
+	}
+	if s := survey(); s.Ahead < 4 || s.Ahead > 6 || s.Until.After(now.AddDate(0, 0, 6)) {
+		t.Errorf("afterwards %d lie ahead, until %v", s.Ahead, s.Until)
+	}
+	for _, s := range w.apply() {
+		if s.Action.does() {
+			t.Errorf("the second run: %v", s)
+		}
+	}
+}
