@@ -51,10 +51,11 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		}
 		at, endless = covered(there, at)
 	case at.Equal(now) && !endless: // none takes the rows of now
-		at = now.Truncate(every)
+		from := now.Add(-m.root.behindUTC())
+		at = from.Truncate(every)
 		for _, p := range there { // oldest first
 			if !p.Upper.IsZero() && !p.Upper.After(now) {
-				at = p.Upper.Add(now.Sub(p.Upper).Truncate(every))
+				at = p.Upper.Add(max(from.Sub(p.Upper), 0).Truncate(every))
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -35,8 +36,8 @@ func TestARangeThatIsMissingIsMade(t *testing.T) {
 	}
 	w.apply()
 	for hours := range 4 * 24 {
-		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', "+
-			"now() + $1 * interval '1 hour')", hours)
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, "+
+			"'{}', now() + $1 * interval '1 hour')", hours)
 	}
 	if s := survey(); s.Ahead < 4 || s.Ahead > 6 || s.Until.After(now.AddDate(0, 0, 6)) {
 		t.Errorf("afterwards %d lie ahead, until %v", s.Ahead, s.Until)
@@ -45,5 +46,33 @@ func TestARangeThatIsMissingIsMade(t *testing.T) {
 		if s.Action.does() {
 			t.Errorf("the second run: %v", s)
 		}
+	}
+}
+
+// TestARangeWithoutATimeZoneEndsWhereClocksAreLast: a service whose sessions have another time zone than UTC
+// still writes to the range of a timestamp or date that is over by UTC.
+func TestARangeWithoutATimeZoneEndsWhereClocksAreLast(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		kind string
+		over time.Duration
+		goes bool
+	}{
+		{"timestamp", 3 * time.Hour, false},
+		{"timestamp", 13 * time.Hour, true},
+		{"timestamptz", 3 * time.Hour, true},
+	} {
+		w := newWorld(t, pgtest.Server(t), 0)
+		w.Exec("DROP TABLE outbox")
+		w.Exec("CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text, actor_id text, " +
+			"counter bigint, payload jsonb, at " + c.kind + " NOT NULL DEFAULT now()) PARTITION BY RANGE (at)")
+		upper := time.Now().UTC().Add(-c.over)
+		w.Exec("CREATE TABLE " + old(0) + " PARTITION OF outbox FOR VALUES FROM (" +
+			catalog.PartitionBound(upper.Add(-48*time.Hour)) + ") TO (" + catalog.PartitionBound(upper) + ")")
+		if got := strings.HasPrefix(of(w.apply(), 0), "detach"); got != c.goes {
+			t.Errorf("the range of a %s is over since %v by UTC: detached: %v", c.kind, c.over, got)
+		}
+		w.Exec("SET TimeZone = 'Etc/GMT+12'")
+		w.Exec("INSERT INTO outbox (doc_id) VALUES ('d')")
 	}
 }

@@ -168,6 +168,15 @@ func (m *Manager) readRoot(ctx context.Context) (err error) {
 // keyTypes are the types of a partition key that has ranges of time.
 var keyTypes = []uint32{pgtype.TimestamptzOID, pgtype.TimestampOID, pgtype.DateOID}
 
+// behindUTC is how much later than by UTC a range of the key's type may end for who writes to it: a column
+// without a time zone has the time of the writer's session.
+func (r *Root) behindUTC() time.Duration {
+	if r.KeyType == pgtype.TimestamptzOID {
+		return 0
+	}
+	return 12 * time.Hour
+}
+
 // boundary is how PostgreSQL prints a range, with the pinned settings.
 var boundary = lazyregexp.New(
 	`^FOR VALUES FROM \((?:'([^']*)'|MINVALUE)\) TO \((?:'([^']*)'|MAXVALUE)\)$`)

@@ -197,6 +197,7 @@ func (m *Manager) next(s *situation, p *Partition) Step {
 
 func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
 	after := func(t time.Time) time.Time { return t.Add(m.cfg.Slack) }
+	ends := p.Upper.Add(m.root.behindUTC())
 	switch {
 	case p.Default:
 		return step(Leave, "it takes what no other partition does; because of it the others can only be "+
@@ -209,9 +210,13 @@ func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, str
 		return step(Leave, "its range has no end")
 	case s.Now.Before(p.Upper):
 		return step(Leave, "its range ends at %s", stamp(p.Upper))
-	case s.Now.Before(after(p.Upper)):
-		return step(Wait, "its range has ended; until %s rows may still come (retain.table.slack)",
-			stamp(after(p.Upper)))
+	case s.Now.Before(after(ends)):
+		why := "its range has ended; until %s rows may still come (retain.table.slack)"
+		if ends != p.Upper {
+			why = "its range has ended by UTC, and for who writes with another time zone up to 12 h later; " +
+				"until %s rows may still come (retain.table.slack)"
+		}
+		return step(Wait, why, stamp(after(ends)))
 	case !s.chosen[p]:
 		return step(Leave, "the table is within retain.table.age, size and rows")
 	case p.Inserts == nil || *p.Inserts != p.Written:
