@@ -217,3 +217,32 @@ func TestAPartitionWhoseIDWasRenamedIsRefused(t *testing.T) {
 		t.Errorf("it is %s", w.state(0))
 	}
 }
+
+// TestAColumnThatAVerifyNeedsWasRenamed: the partition key and the column of the shard are refused in a
+// detached partition like any other, with the statement.
+func TestAColumnThatAVerifyNeedsWasRenamed(t *testing.T) {
+	t.Parallel()
+	for column, set := range map[string]func(w *world){
+		"created_at": func(w *world) {
+			w.Exec("UPDATE outflow_partitions SET made = true, detach_xmin = 1::bigint << 62")
+			w.seen.Removed, w.seen.Oldest = true, day.AddDate(1, 0, 0)
+		},
+		"doc_id": func(w *world) { w.cfg.Own, w.cfg.ShardBy = "renamed = 'd'", "renamed" },
+	} {
+		w := newSealed(t, 1)
+		set(w)
+		w.Exec("ALTER TABLE outbox RENAME " + column + " TO renamed")
+		w.confirm(w.Slot)
+		_, err := w.try()
+		f := wantFault(t, err, outbox.Fatal, catalog.CodePartitionColumns)
+		mend := fmt.Sprintf(`ALTER TABLE "public"."outbox_0" RENAME COLUMN %q TO "renamed"`, column)
+		if !strings.Contains(f.Hint, mend) {
+			t.Fatalf("column %s: %v", column, f)
+		}
+		w.Exec(mend)
+		w.apply()
+		if w.exists(0) {
+			t.Errorf("column %s: it did not go", column)
+		}
+	}
+}

@@ -32,7 +32,8 @@ type Config struct {
 
 	// Own is the condition of the rows that go to this stream; "": all do. The others go to streams, and
 	// archives, that nothing is known of here.
-	Own string
+	Own     string
+	ShardBy string // the column that it is made of
 
 	// OwnOnly: what was replicated from other servers is not published.
 	OwnOnly bool

@@ -196,9 +196,18 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 	}
 	aged := "false"
 	if seen := m.published.seen; p.Made && seen.Removed {
-		aged = "t." + postgres.Quote(m.root.Key) + " < " + catalog.PartitionBound(seen.Oldest)
+		key, err := m.root.ColumnOf(t, m.root.Key)
+		if err != nil {
+			return gone, err
+		}
+		aged = key + " < " + catalog.PartitionBound(seen.Oldest)
 		if seen.Oldest.IsZero() {
 			aged = "true"
+		}
+	}
+	if m.cfg.ShardBy != "" && m.cfg.Own != "" {
+		if _, err := m.root.ColumnOf(t, m.cfg.ShardBy); err != nil {
+			return gone, err
 		}
 	}
 	which := m.own()

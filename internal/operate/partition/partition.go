@@ -132,7 +132,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 func (c *command) config() partition.Config {
 	r := c.cfg.Retain
 	return partition.Config{
-		Own:   rowfilter.Condition(c.cfg.Shard, postgres.Quote(c.l.PGC.ShardBy)),
+		Own: rowfilter.Condition(c.cfg.Shard, postgres.Quote(c.l.PGC.ShardBy)), ShardBy: c.l.PGC.ShardBy,
 		Table: c.l.PGC.Table, Slot: c.cfg.Slot, ID: c.l.Layout.ID, Every: r.Table.Every, Ahead: r.Table.Ahead,
 		Slack: r.Table.Slack, Keep: r.Table.Keep, Age: r.Table.Age, Size: r.Table.Size,
 		Rows: int64(r.Table.Rows), OtherSlots: r.OtherSlots, Archive: c.cfg.Archive.URL != "",
