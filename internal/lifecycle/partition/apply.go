@@ -35,36 +35,28 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 		return nil, err
 	}
 	defer m.end(ctx)
-	s, err := m.look(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.register(ctx, s); err != nil {
-		return nil, err
-	}
 	did := func(step Step) {
 		steps = append(steps, step)
 		m.o.Step(step)
 	}
-	missing, err := m.missing(s)
-	if err != nil {
+	s, err := m.look(ctx)
+	if err != nil { // that nothing may go is no reason why rows of now should find no partition
+		err = errors.Join(err, m.ahead(ctx, did))
+		return steps, err
+	}
+	if err := m.register(ctx, s); err != nil {
 		return nil, err
 	}
 	var failed []error // what PostgreSQL refused: everything else goes on
-	for _, p := range missing {
-		err := m.retry(ctx, func() error { return m.create(ctx, p) })
-		if lost(err) {
-			return steps, err
-		}
-		if err != nil {
-			failed = append(failed, err)
-			break
-		}
-		did(p.create())
+	switch err := m.createAll(ctx, s, did); {
+	case lost(err):
+		return steps, err
+	case err != nil:
+		failed = append(failed, err)
 	}
 	// first all up to where every slot has confirmed it, so that the stream is read once for all of them
-	tried := len(missing) > 0 // since the situation was read: otherwise it is still the one that was read
-	held := map[uint32]bool{} // partitions that something was tried with that was not to be had
+	tried := len(steps)+len(failed) > 0 // since the situation was read: otherwise it is still that one
+	held := map[uint32]bool{}           // partitions that something was tried with that was not to be had
 	for _, far := range []bool{false, true} {
 		if tried {
 			if s, err = m.look(ctx); err != nil {
@@ -97,6 +89,39 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 		}
 	}
 	return steps, worst(failed)
+}
+
+// ahead makes the partitions that have to lie ahead, whatever is known of record, stream and slots.
+func (m *Manager) ahead(ctx context.Context, did func(Step)) (err error) {
+	if ctx.Err() != nil || m.conn.IsClosed() || m.root.Key == "" {
+		return nil
+	}
+	s := &situation{Facts: &Facts{}}
+	if err = m.server(ctx, m.conn, s.Facts); err == nil {
+		s.all, err = m.read(ctx, s.System)
+	}
+	if err == nil {
+		s.partman, err = m.readPartman(ctx)
+	}
+	if err == nil {
+		err = m.createAll(ctx, s, did)
+	}
+	return err
+}
+
+// createAll makes the partitions that are missing.
+func (m *Manager) createAll(ctx context.Context, s *situation, did func(Step)) error {
+	missing, err := m.missing(s)
+	if err != nil {
+		return err
+	}
+	for _, p := range missing {
+		if err := m.retry(ctx, func() error { return m.create(ctx, p) }); err != nil {
+			return err
+		}
+		did(p.create())
+	}
+	return nil
 }
 
 // lost reports whether nothing else works after this error: PostgreSQL has not answered.

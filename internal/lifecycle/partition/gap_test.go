@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
@@ -65,7 +67,8 @@ func TestARangeWithoutATimeZoneEndsWhereClocksAreLast(t *testing.T) {
 		w := newWorld(t, pgtest.Server(t), 0)
 		w.Exec("DROP TABLE outbox")
 		w.Exec("CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text, actor_id text, " +
-			"counter bigint, payload jsonb, at " + c.kind + " NOT NULL DEFAULT now()) PARTITION BY RANGE (at)")
+			"counter bigint, payload jsonb, at " + c.kind + " NOT NULL DEFAULT now()) " +
+			"PARTITION BY RANGE (at)")
 		upper := time.Now().UTC().Add(-c.over)
 		w.Exec("CREATE TABLE " + old(0) + " PARTITION OF outbox FOR VALUES FROM (" +
 			catalog.PartitionBound(upper.Add(-48*time.Hour)) + ") TO (" + catalog.PartitionBound(upper) + ")")
@@ -75,4 +78,25 @@ func TestARangeWithoutATimeZoneEndsWhereClocksAreLast(t *testing.T) {
 		w.Exec("SET TimeZone = 'Etc/GMT+12'")
 		w.Exec("INSERT INTO outbox (doc_id) VALUES ('d')")
 	}
+}
+
+// TestPartitionsAreMadeAlthoughNothingMayGo: while NATS is away, or outflow run could not start because of a
+// gap, the services go on writing.
+func TestPartitionsAreMadeAlthoughNothingMayGo(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 2)
+	w.confirm(w.Slot)
+	w.Exec("DROP TABLE " + w.Text("SELECT string_agg(name, ', ') FROM outflow_partitions WHERE made"))
+	w.o.Outside = func(context.Context) (Outside, error) {
+		return Outside{}, &outbox.Fault{Class: outbox.Gap, Code: "slot_lost", Message: "a gap"}
+	}
+	steps, err := w.try()
+	wantFault(t, err, outbox.Gap, "slot_lost")
+	for _, s := range steps {
+		if s.Action != Create {
+			t.Errorf("nothing may go: %v", s)
+		}
+	}
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
+	w.want(0, Sealed)
 }

@@ -321,16 +321,21 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	}
 	f.Slots = f.Counting(f.Slots, m.cfg.Slot, m.cfg.OtherSlots)
 	f.Stream.Created = f.Stream.Created.Truncate(time.Microsecond) // as PostgreSQL keeps it
+	return f, m.server(ctx, q, f)
+}
+
+// server reads what PostgreSQL says of itself.
+func (m *Manager) server(ctx context.Context, q catalog.Querier, f *Facts) error {
 	var wal string
-	err = q.QueryRow(ctx, `SELECT clock_timestamp(), pg_current_wal_insert_lsn()::text,
+	err := q.QueryRow(ctx, `SELECT clock_timestamp(), pg_current_wal_insert_lsn()::text,
 		(SELECT system_identifier::text FROM pg_control_system())`).Scan(&f.Now, &wal, &f.System)
 	if err == nil {
 		f.WALEnd, err = outbox.ParseLSN(wal)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the server's state: %w", err)
+		return fmt.Errorf("read the server's state: %w", err)
 	}
-	return f, nil
+	return nil
 }
 
 // ReadSlots reads the slots that count: all of the plugin pgoutput in this database, less others. The

@@ -64,19 +64,19 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, &outbox.Fault{Class: outbox.Usage,
 			Message: "source is message: there is no outbox table", Hint: "There is nothing to keep small"}
 	}
-	l, err := backfill.Open(ctx, cfg, log)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	c := &command{cfg: cfg, l: l, known: cmp.Or(o.Known, &archive.Known{})}
 	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
 	}
+	l, err := backfill.Open(ctx, cfg, log)
+	if err != nil {
+		return ahead(ctx, cfg, target, o, err)
+	}
+	defer l.Close()
+	c := &command{cfg: cfg, l: l, known: cmp.Or(o.Known, &archive.Known{})}
 	if cfg.Archive.URL != "" {
 		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
-			return nil, err
+			return ahead(ctx, cfg, target, o, err)
 		}
 		defer func() { _ = c.store.Close() }()
 	}
@@ -127,6 +127,28 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 			"of the server: "+set)
 	}
 	return rep, err
+}
+
+// ahead makes the partitions that have to lie ahead although nothing may go, because of cause: NATS, the
+// stream or the archive is away.
+func ahead(ctx context.Context, cfg config.Config, target postgres.Target, o Options, cause error) (*Report,
+	error) {
+	if !o.Apply || cfg.Retain.Table.Method == config.RetainDelete {
+		return nil, cause
+	}
+	m, err := partition.Open(ctx, target, partition.Config{Table: cfg.Table, Slot: cfg.Slot,
+		Every: cfg.Retain.Table.Every, Ahead: cfg.Retain.Table.Ahead}, partition.Options{Step: o.Step,
+		Hit: o.Hit, Outside: func(context.Context) (p partition.Outside, err error) { return p, cause }})
+	if err != nil {
+		return nil, cause
+	}
+	defer m.Close()
+	if !m.Partitioned() {
+		return nil, cause
+	}
+	rep := &Report{Table: cfg.Table, Applied: true}
+	rep.Steps, err = m.Apply(ctx)
+	return rep, cmp.Or(err, cause)
 }
 
 func (c *command) config() partition.Config {
