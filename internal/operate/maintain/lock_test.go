@@ -16,7 +16,9 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -127,4 +129,30 @@ func TestOneThatWorksKeepsTheLock(t *testing.T) {
 	if err := Run(ctx, c); !Ended(ctx, err) {
 		t.Fatal(err)
 	}
+}
+
+// TestOneThatHasWorkedOutlivesARefusedLogin: a server that takes over may refuse it for a while, by its
+// pg_hba.conf for one. Only at the start that means that the set-up can't work.
+func TestOneThatHasWorkedOutlivesARefusedLogin(t *testing.T) {
+	t.Parallel()
+	c, log := config(t, pgtest.Database(t, pgtest.Server(t)))
+	connect, attempts := c.Connect, 0
+	c.Connect = func(ctx context.Context) (*pgx.Conn, error) {
+		if attempts++; attempts == 2 {
+			return nil, &outbox.Fault{Class: outbox.Fatal, Code: "login", Message: "it refuses the login"}
+		}
+		return connect(ctx)
+	}
+	l := &lock{c: c}
+	defer l.close()
+	must.Succeed(t, l.hold(t.Context()))
+	l.close() // as when the server goes
+	must.Succeed(t, l.hold(t.Context()))
+	if attempts != 3 || !strings.Contains(log.String(), "can't be reached") {
+		t.Errorf("%d attempts, and it said:\n%s", attempts, log)
+	}
+	attempts = 1
+	fresh := &lock{c: c}
+	defer fresh.close()
+	outboxdb.WantFault(t, fresh.hold(t.Context()), outbox.Fatal, "login")
 }

@@ -187,6 +187,7 @@ type lock struct {
 	c       Config
 	standby string // who has it, as that was said; "": nobody has
 	said    string
+	worked  bool // it had the lock, so the set-up works
 
 	mu   sync.Mutex // of the connection; the loop alone sets what follows
 	conn *pgx.Conn  // nil: there is none
@@ -227,7 +228,7 @@ func (l *lock) hold(ctx context.Context) error {
 			if l.standby != "" {
 				l.c.Log.Info("the other one is gone: this one goes on")
 			}
-			l.standby, l.said = "", ""
+			l.standby, l.said, l.worked = "", "", true
 			return nil
 		case err == nil:
 			l.c.Monitor.standsBy(who, pause+answer)
@@ -245,7 +246,7 @@ func (l *lock) hold(ctx context.Context) error {
 			l.close()
 			l.c.Monitor.is(away, max(l.c.Every, lookAgain)+answer)
 			f := outbox.FaultOf(err)
-			if f != nil && f.Class != outbox.Transient && l.said == "" && l.standby == "" {
+			if f != nil && f.Class != outbox.Transient && l.said == "" && l.standby == "" && !l.worked {
 				return err // the set-up can't work
 			}
 			if err.Error() != l.said {
