@@ -79,7 +79,7 @@ type plain struct {
 	inserts int64        // rows inserted since the statistics were reset
 	live    int64        // rows, about
 	brought []string     // subscriptions that bring rows that are not published here
-	stale   []string     // names of fences that are of a former table or cluster
+	stale   []string     // names of fences that were given up, or are of a former table or cluster
 }
 
 // lookPlain reads what is known of a plain table.
@@ -114,7 +114,7 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 		case p != base && !m.ownFence(p.Name):
 		case p.Fence > f.WALEnd:
 			return nil, m.behind(f, p)
-		case p.System != f.System || p.OID != m.root.OID: // of another table
+		case p.Fence == 0 || p.System != f.System || p.OID != m.root.OID: // given up, or of another table
 			if p != base {
 				t.stale = append(t.stale, p.Name)
 			}

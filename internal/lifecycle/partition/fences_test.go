@@ -645,3 +645,27 @@ func TestRowsBesideManyThatWereNeverPublished(t *testing.T) {
 		}
 	}
 }
+
+// TestAFenceInTheFutureIsLeftBehindAsTheHintSays: what the fault asks for helps a plain table, too.
+func TestAFenceInTheFutureIsLeftBehindAsTheHintSays(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, pgtest.Majors(t)[0])
+	w.insert(0, 5, true)
+	w.mustRemove()
+	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0'")
+	m := w.manager()
+	defer m.Close()
+	_, err := m.Delete(outboxdb.Within(t))
+	f := wantFault(t, err, outbox.Gap, codeBehind)
+	if !strings.Contains(f.Hint, "set state = 'detaching', fence = NULL where that is so") {
+		t.Fatal(f)
+	}
+	m.Close()
+	w.Exec("UPDATE outflow_partitions SET state = 'detaching', fence = NULL " +
+		"WHERE fence > pg_current_wal_lsn()")
+	w.mustRemove()
+	w.confirm(w.Slot)
+	if s := w.mustRemove(); s.Rows != 5 {
+		t.Errorf("nothing goes: %v", s)
+	}
+}
