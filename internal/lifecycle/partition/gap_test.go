@@ -100,3 +100,22 @@ func TestPartitionsAreMadeAlthoughNothingMayGo(t *testing.T) {
 	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
 	w.want(0, Sealed)
 }
+
+// TestAPartitionWithoutAnEndCountsAndStays: what it has counts for how large the table is, and it does not
+// stand for those that can go.
+func TestAPartitionWithoutAnEndCountsAndStays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.insert(0, 100, true)
+	w.insert(1, 100, true)
+	w.Exec("CREATE TABLE endless PARTITION OF outbox FOR VALUES FROM (" +
+		catalog.PartitionBound(day.AddDate(0, 0, 2)) + ") TO (MAXVALUE)")
+	w.insert(2, 500, true)
+	w.Exec("ANALYZE outbox")
+	w.cfg.Rows = 600
+	steps := w.apply()
+	if got := of(steps, 0); !strings.HasPrefix(got, "detach seal") {
+		t.Errorf("700 rows, of which 600 are to stay: %s, because %s", got, why(steps, 0))
+	}
+	wantWhy(t, steps, 1, "within retain.table")
+}

@@ -289,6 +289,9 @@ func wanted(c *Config, now time.Time, all []*Partition) map[*Partition]bool {
 		size, rows = size+p.Size, rows+p.Rows
 	}
 	for _, p := range all {
+		if p.Upper.IsZero() { // it never goes
+			continue
+		}
 		any := c.Age == 0 && c.Size == 0 && c.Rows == 0
 		if !any && !(c.Age > 0 && !now.Before(p.Upper.Add(c.Age)) || c.Size > 0 && size > c.Size ||
 			c.Rows > 0 && rows > c.Rows) {
