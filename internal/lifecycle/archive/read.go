@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 
 	"github.com/klauspost/compress/zstd"
@@ -65,6 +66,10 @@ func (a *Archive) verifyDocs(ctx context.Context, m *Manifest) error {
 func (a *Archive) read(ctx context.Context, m *Manifest, f func(*Message, Hash) error) error {
 	return a.newest(ctx, m, func(m *Manifest) error { return a.readAs(ctx, m, f) })
 }
+
+// AtOnce is how many segments a command reads at once. Each is in memory, up to archive.segment_size, so more
+// processors than that would cost more than the time that they save.
+func AtOnce() int { return min(runtime.GOMAXPROCS(0), 4) }
 
 // EventHeaders calls f with the value of the header [outbox.HeaderName] of each of a segment's messages that
 // has one and was not erased. It checks the object's hash: the object was read message by message before its

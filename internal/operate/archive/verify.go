@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 
 	"golang.org/x/sync/errgroup"
 
@@ -85,7 +84,7 @@ func Verify(ctx context.Context, cfg config.Config, sample int) (v Verified, err
 		task := progress.Count(ctx, "reading archive "+folder, "segments", int64(len(chosen)))
 		defer task.End()
 		g, ctx := errgroup.WithContext(ctx)
-		g.SetLimit(runtime.GOMAXPROCS(0))
+		g.SetLimit(archive.AtOnce())
 		for _, m := range chosen {
 			g.Go(func() error {
 				defer crash.Guard()

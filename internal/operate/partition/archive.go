@@ -2,7 +2,6 @@ package partition
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"time"
 
@@ -69,7 +68,7 @@ func (c *command) archived(ctx context.Context, made time.Time, in partition.Per
 	defer task.End()
 	var mu sync.Mutex // of add
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
+	g.SetLimit(archive.AtOnce())
 	for _, m := range chosen {
 		g.Go(func() error {
 			defer crash.Guard()
