@@ -8,6 +8,7 @@ package partition
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -147,8 +148,10 @@ func ahead(ctx context.Context, cfg config.Config, target postgres.Target, o Opt
 		return nil, cause
 	}
 	rep := &Report{Table: cfg.Table, Applied: true}
-	rep.Steps, err = m.Apply(ctx)
-	return rep, cmp.Or(err, cause)
+	if rep.Steps, err = m.Apply(ctx); !errors.Is(err, cause) { // it has not come so far as to ask
+		err = errors.Join(cause, err)
+	}
+	return rep, err
 }
 
 func (c *command) config() partition.Config {
