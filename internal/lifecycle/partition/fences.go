@@ -329,15 +329,16 @@ func (t *plain) between(from, to int) string {
 // none.
 func (m *Manager) unverified(t *plain, p *Partition, id catalog.Column) string {
 	var all []string
-	for i := 0; i < len(t.all) && t.all[i].Horizon <= p.Horizon; i++ {
+	end := slices.Index(t.all, p) + 1 // those behind it with the same transaction ID have no rows
+	for i := 0; i < end; i++ {
 		from := i
-		for i < len(t.all) && t.all[i].Horizon <= p.Horizon && !m.verified(t, t.all[i]) {
+		for i < end && !m.verified(t, t.all[i]) {
 			i++
 		}
 		if i > from {
 			all = append(all, t.between(from, i-1))
 		}
-		if i < len(t.all) && t.all[i].Horizon <= p.Horizon && len(t.all[i].Missing) > 0 {
+		if i < end && len(t.all[i].Missing) > 0 {
 			all = append(all, m.open(t, i, id))
 		}
 	}

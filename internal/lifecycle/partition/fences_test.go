@@ -669,3 +669,25 @@ func TestAFenceInTheFutureIsLeftBehindAsTheHintSays(t *testing.T) {
 		t.Errorf("nothing goes: %v", s)
 	}
 }
+
+// TestFencesOfOneTransactionThatStaysOpen have the same transaction ID, and the newest is not confirmed yet:
+// rows that are older than it go, and a run that finds none left to compare ends as any other.
+func TestFencesOfOneTransactionThatStaysOpen(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 5, true)
+	within := outboxdb.Within(t)
+	tx, err := w.other().Begin(within)
+	must.Succeed(t, err)
+	_, err = tx.Exec(within, "SELECT pg_current_xact_id()")
+	must.Succeed(t, err)
+	w.mustRemove()
+	for range 3 {
+		w.confirm(w.Slot)
+		w.Exec("SELECT pg_logical_emit_message(true, 'x', 'x')") // the next fence is not confirmed yet
+		if s := w.mustRemove(); s.Action != Delete || w.rows() != "0" {
+			t.Errorf("%v; %s rows are left", s, w.rows())
+		}
+	}
+	must.Succeed(t, tx.Rollback(within))
+}
