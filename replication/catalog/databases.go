@@ -43,11 +43,14 @@ func ReadDatabases(ctx context.Context, q Querier) (d Databases, err error) {
 func (d Databases) HasSlot(slot string) bool { return d.slots[slot] == d.Own }
 
 // Has reports whether what a record of this server is of may be in this database: it names this one, or its
-// slot is here. Where there is no such slot, and the database that it names is no more, that one may have
-// become this one: then the table decides, by its OID.
-func (d Databases) Has(slot, database string, sameTable bool) bool {
+// slot is here. Where there is no such slot, the table decides, by its OID: the database that the record
+// names may have become this one, also where another one has that name now. The copy of a database has the
+// OIDs of that one, and can't be told from it then. The name of the table, of a record without an OID,
+// decides where there is no database of the name.
+func (d Databases) Has(slot, database string, sameOID, sameName bool) bool {
 	at := d.slots[slot]
-	return database == d.Own || at == d.Own || at == "" && !slices.Contains(d.all, database) && sameTable
+	return database == d.Own || at == d.Own ||
+		at == "" && (sameOID || sameName && !slices.Contains(d.all, database))
 }
 
 // Renamed reports whether a record of this server that names another database is of this one: that name is no

@@ -206,9 +206,11 @@ func (l *Conns) Others(ctx context.Context, rd Readings) ([]checkpoint.Other, er
 	if err != nil {
 		return nil, fmt.Errorf("read the records of other slots: %w", err)
 	}
+	oid := l.Layout.Table.OID
 	return slices.DeleteFunc(all, func(o checkpoint.Other) bool {
-		return o.Record != nil && (o.Record.SystemID != rd.Server.SystemID ||
-			!rd.Databases.Has(o.Slot, o.Record.Database, o.Record.OfTable(l.PGC.Table, l.Layout.Table.OID)))
+		r := o.Record
+		return r != nil && (r.SystemID != rd.Server.SystemID ||
+			!rd.Databases.Has(o.Slot, r.Database, r.OfTable("", oid), r.OfTable(l.PGC.Table, oid)))
 	}), nil
 }
 

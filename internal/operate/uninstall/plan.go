@@ -75,8 +75,9 @@ func (u *uninstall) sharing() (slots []string) {
 
 // here reports whether a record is of a slot of this database, under whatever name, that was not uninstalled.
 func (u *uninstall) here(o checkpoint.Other) bool {
-	return o.Record != nil && o.Record.SystemID == u.server.SystemID && !o.Record.LeftBehind() &&
-		u.databases.Has(o.Slot, o.Record.Database, o.Record.OfTable(u.table, u.tableOID))
+	r := o.Record
+	return r != nil && r.SystemID == u.server.SystemID && !r.LeftBehind() && u.databases.Has(o.Slot,
+		r.Database, r.OfTable("", u.tableOID), r.OfTable(u.table, u.tableOID))
 }
 
 func (u *uninstall) function(ctx context.Context) (Step, error) {
