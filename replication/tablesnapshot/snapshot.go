@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -200,11 +202,28 @@ func (s *Snapshot) differs(err error) error {
 		return nil
 	}
 	for _, c := range s.table.Columns {
-		if f := s.differ[c.Name]; f != nil && strings.Contains(err.Error(), c.Name) {
+		if f := s.differ[c.Name]; f != nil && names(err.Error(), c.Name) {
 			return f
 		}
 	}
 	return nil
+}
+
+// names reports whether a message has a name that is no part of a longer one.
+func names(message, name string) bool {
+	in := func(r rune) bool { return r == '_' || r == '$' || unicode.IsLetter(r) || unicode.IsDigit(r) }
+	for rest := message; ; {
+		before, after, is := strings.Cut(rest, name)
+		if !is {
+			return false
+		}
+		last, _ := utf8.DecodeLastRuneInString(message[:len(message)-len(after)-len(name)])
+		next, _ := utf8.DecodeRuneInString(after)
+		if !in(last) && !in(next) {
+			return true
+		}
+		rest = rest[len(before)+1:]
+	}
 }
 
 // Close ends the transaction and the connection.

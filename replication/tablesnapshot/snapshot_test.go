@@ -1,16 +1,20 @@
 package tablesnapshot
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -154,4 +158,30 @@ func TestGeneratedColumnsAreReadWhereThePublicationHasThem(t *testing.T) {
 			check(outboxdb.Columns...)
 		}
 	})
+}
+
+// TestTheColumnThatIsLackingIsNamed, and no other whose name is a part of its name.
+func TestTheColumnThatIsLackingIsNamed(t *testing.T) {
+	t.Parallel()
+	id, doc := errors.New("id differs"), errors.New("doc_id differs")
+	for _, c := range []struct {
+		message   string
+		id, which error
+	}{
+		{"column outbox.doc_id does not exist", id, doc},
+		{"column outbox.id does not exist", id, id},
+		{`column "id" does not exist`, id, id},
+		{"Spalte »doc_id« existiert nicht", id, doc},
+		{"column doc_ids.id does not exist", id, id},
+		{"column outbox.doc_id does not exist", nil, doc},
+		{"column outbox.payed does not exist", id, nil},
+		{"column outbox.paid does not exist", id, nil},
+	} {
+		s := &Snapshot{table: catalog.Table{Columns: []catalog.Column{{Name: "id"}, {Name: "doc_id"}}},
+			differ: map[string]error{"id": c.id, "doc_id": doc}}
+		err := &pgconn.PgError{Code: postgres.StateUndefinedColumn, Message: c.message}
+		if got := s.differs(err); !errors.Is(got, c.which) {
+			t.Errorf("%s: %v", c.message, got)
+		}
+	}
 }
