@@ -173,14 +173,16 @@ func (c *command) eachFolder(ctx context.Context,
 			}
 			c.leftovers = append(c.leftovers, left...)
 		}
-		created := micro(a.Created())
+		created, told, place := micro(a.Created()), uint64(0), "archive "+name
+		c.untold[place] = 0
 		if err := f(a, func(m *archive.Message) (bool, error) {
 			if outbox.CutOf(m.Subject, m.Header) != nil {
 				return false, nil
 			}
 			is, known := c.doc.Is(m.Subject, m.Header, m.Data)
-			if !known {
-				c.untold++
+			if !known && m.Seq > told { // a segment may be read again
+				c.untold[place]++
+				told = m.Seq
 			}
 			return is && c.rec.GoesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq), nil
 		}); err != nil {

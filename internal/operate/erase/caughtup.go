@@ -75,9 +75,7 @@ func (c *command) inWhole(ctx context.Context, name string, until time.Time) (al
 		}
 	}
 	defer progress.Wait(ctx, "waiting until stream "+name+" has all that it copies")()
-	untold := c.untold
 	for {
-		c.untold = untold // it may be read several times
 		var state copyState
 		if all, state, err = c.inCopy(ctx, name); err != nil {
 			return nil, err

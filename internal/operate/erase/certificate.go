@@ -93,6 +93,14 @@ func (r *Report) copy(stream string) bool {
 	return slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == stream })
 }
 
+// unsaid is how many messages do not say which document they are of.
+func (c *command) unsaid() (n uint64) {
+	for _, some := range c.untold {
+		n += some
+	}
+	return n
+}
+
 // limits names what is not reached.
 func (c *command) limits() {
 	r := c.rep
@@ -149,9 +157,9 @@ func (c *command) limits() {
 		add("the files of %s: it was away when messages were erased, and may not have overwritten them. Let "+
 			"the server make them anew: `nats stream cluster peer-remove`", replica)
 	}
-	if c.untold > 0 {
+	if untold := c.unsaid(); untold > 0 {
 		add("%d messages that do not say their document: they are dead letters without one, or were "+
-			"published while `subject` was another one; "+formerSubject, c.untold)
+			"published while `subject` was another one; "+formerSubject, untold)
 	}
 	if c.passed > 0 {
 		add("%d segments of the archive, of which each message has another subject than %s: if some were "+

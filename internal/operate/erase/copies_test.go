@@ -1,6 +1,7 @@
 package erase
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -38,7 +40,7 @@ func newCopied(t *testing.T) *copied {
 	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
 	c := &copied{t: t, command: &command{log: slog.New(slog.DiscardHandler), stays: map[string][]uint64{},
-		rep: &Report{}, l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}}
+		untold: map[string]uint64{}, rep: &Report{}, l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}}
 	c.cfg.Stream, c.cfg.Subject = "OUTBOX", "outbox.{doc_id}"
 	c.doc, err = erasure.NewDocument(c.cfg, config.Resolved{Uses: map[string]config.Use{
 		"doc_id": {Role: config.InDoc}}}, "gone")
@@ -341,8 +343,8 @@ func TestACopyThatDoesNotKeepAllIsNotWaitedForLong(t *testing.T) {
 	must.Succeed(t, c.copies(t.Context()))
 	found, err := c.inWhole(t.Context(), "AGGREGATE", time.Now().Add(3*time.Minute))
 	must.Succeed(t, err)
-	if len(found) != 1 || c.untold != 1 || len(c.rep.Waiting) > 0 {
-		t.Errorf("%d messages go, %d do not say, waiting for %v", len(found), c.untold, c.rep.Waiting)
+	if len(found) != 1 || c.unsaid() != 1 || len(c.rep.Waiting) > 0 {
+		t.Errorf("%d messages go, %d do not say, waiting for %v", len(found), c.unsaid(), c.rep.Waiting)
 	}
 }
 
@@ -359,5 +361,28 @@ func TestAnEventOfACopyIsKnownBehindSeveralTransforms(t *testing.T) {
 	must.Succeed(t, c.copies(t.Context()))
 	if got := c.goesFrom("RENAMED"); !slices.Equal(got, []uint64{1}) {
 		t.Errorf("from it go %v", got)
+	}
+}
+
+// TestWhatDoesNotSayItsDocumentCountsOnce, however often it is read: a copy that was made anew is read again,
+// and those behind it, and parked events are counted before they are erased.
+func TestWhatDoesNotSayItsDocumentCountsOnce(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.publish("_outflow.1.", "of.another.subject", 0x100)
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("MIRROR", 1)
+	must.Succeed(t, c.copies(t.Context()))
+	c.o.Parked = func(_ context.Context, _ *jsapi.Client, _ []string, _ bool, is func(*erasure.Parked) bool,
+		_ func()) (erasure.FoundParked, error) {
+		is(&erasure.Parked{Stream: "OUTBOX", Subject: "of.another.subject"})
+		return erasure.FoundParked{}, nil
+	}
+	for range 2 {
+		c.goesFrom("MIRROR")
+		must.Succeed(t, c.eraseParked(t.Context(), false))
+	}
+	if n := c.unsaid(); n != 2 {
+		t.Errorf("%d messages do not say their document, want 2", n)
 	}
 }

@@ -58,7 +58,7 @@ type goes func(h nats.Header, seq uint64, at time.Time) (is, unsure bool)
 // find reads the messages of a stream up to a sequence, and returns those of the document that go.
 func (c *command) find(ctx context.Context, name string, last uint64,
 	original func(subject string, h nats.Header) string, goes goes) (all []found, err error) {
-	c.stays[name], c.reached = nil, nil
+	c.stays[name], c.untold[name], c.reached = nil, 0, nil
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil || last == 0 {
 		return nil, err
@@ -101,7 +101,7 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 		}
 		is, known := c.doc.Is(original(m.Subject(), h), h, data)
 		if !known && now {
-			c.untold++
+			c.untold[name]++
 		}
 		switch {
 		case is && now:

@@ -135,7 +135,7 @@ func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 		}
 		must.Succeed(t, cluster.Start(lags))
 		c := &command{log: slog.New(slog.DiscardHandler), stays: map[string][]uint64{},
-			l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
+			untold: map[string]uint64{}, l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
 		for range 5 {
 			read := uint64(0)
 			_, err := c.find(t.Context(), "OUTBOX", last, asItIs, func(_ nats.Header, seq uint64,

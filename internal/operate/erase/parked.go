@@ -8,6 +8,9 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// parkedEvents is the place of what consumers have parked: no stream is called so.
+const parkedEvents = "parked events"
+
 // eraseParked erases what consumers have parked, or counts it.
 func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
 	streams := []string{c.cfg.Stream}
@@ -17,6 +20,7 @@ func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
 		}
 	}
 	look := func(erase bool) error {
+		c.untold[parkedEvents] = 0
 		c.parked, err = c.o.Parked(ctx, c.l.NATS.API(), streams, erase, c.wasParked,
 			func() { c.o.Hit("erase.parked") })
 		return err
@@ -39,7 +43,7 @@ func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
 func (c *command) wasParked(e *erasure.Parked) bool {
 	is, known := c.doc.Is(c.original(e.Stream, e.Subject, e.Header), e.Header, e.Data)
 	if !known {
-		c.untold++
+		c.untold[parkedEvents]++
 	}
 	header := e.Header.Get(outbox.HeaderName)
 	if e.Stream != c.cfg.Stream {
