@@ -36,7 +36,8 @@ type Cut struct {
 	Seq  uint64 // the stream's last sequence, read before LSN: what it had by then was committed below
 	Rows int64  // that were deleted
 
-	Theirs []string // see [Manager.Theirs]: none of these was looked at
+	Theirs []string      // see [Manager.Theirs]: none of these was looked at
+	Waited time.Duration // for transactions
 }
 
 // CodeWaits is the code of the fault of an erasure that has to wait for longer than it was to.
@@ -118,7 +119,8 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document, wait time.Durat
 		if err := m.awaitWriters(ctx, began.Add(wait)); err != nil {
 			return cut, err
 		}
-		wait -= time.Since(began)
+		waited := time.Since(began)
+		wait, cut.Waited = wait-waited, cut.Waited+waited
 	}
 	return cut, &outbox.Fault{Class: outbox.Transient, Code: "erase_written",
 		Message: fmt.Sprintf("rows of the document come to %s while they are deleted", m.root.Quoted())}

@@ -66,6 +66,7 @@ type command struct {
 	reached map[[2]string]uint64 // by origin and filters, what the stream that was read last has from there
 	untold  map[string]uint64    // by place, messages that do not say which document they are of
 	passed  int                  // segments of the archive that were not read: no message has its subject
+	waited  time.Duration        // for transactions
 	parked  erasure.FoundParked
 	theirs  []string           // partitions that somebody else detached
 	others  []checkpoint.Other // slots of other Outflows
@@ -290,7 +291,7 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 		}
 	}
 	c.o.Hit("erase.cut")
-	until := time.Now().Add(c.o.Wait)
+	until := time.Now().Add(c.o.Wait - c.waited)
 	confirmed, err := c.slots(ctx, until)
 	if err != nil || !confirmed {
 		return c.waits(err)
@@ -371,6 +372,7 @@ func (c *command) rows(ctx context.Context, m *partition.Manager) error {
 		st, err := c.stream.Tail(ctx)
 		return st.LastSeq, err
 	})
+	c.waited = cut.Waited
 	if f := outbox.FaultOf(err); f != nil && f.Code == partition.CodeWaits {
 		c.rep.Waiting = append(c.rep.Waiting, f.Message)
 	}
