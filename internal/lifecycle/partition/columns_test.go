@@ -185,7 +185,6 @@ func TestADocumentIsErasedFromADetachedPartitionOfAnotherType(t *testing.T) {
 		}
 		m := w.manager()
 		d := Document{Column: "doc", Name: c.doc, ID: "id"}
-		must.Succeed(t, m.CheckDocument(outboxdb.Within(t), d))
 		n, err := m.CountDocument(outboxdb.Within(t), d)
 		must.Succeed(t, err)
 		cut, err := m.EraseDocument(outboxdb.Within(t), d, 0,

@@ -54,7 +54,7 @@ func (m *Manager) CountDocument(ctx context.Context, d Document) (n int64, err e
 	}
 	defer progress.Wait(ctx, "counting the rows of the document in "+m.root.Quoted())()
 	for _, t := range append(attached, detached...) {
-		condition, values, err := m.rowsOf(d, t)
+		condition, values, err := m.rowsOf(ctx, d, t)
 		if err != nil {
 			return n, err
 		}
@@ -127,7 +127,7 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document, wait time.Durat
 }
 
 // CheckDocument refuses a document that is not written as PostgreSQL prints values of its column: no message
-// has it in that form. What a detached partition has of another type counts as that type prints it.
+// has it in that form that was written since the column has its type.
 func (m *Manager) CheckDocument(ctx context.Context, d Document) error {
 	c, err := m.docColumn(d)
 	if err != nil {
@@ -146,23 +146,6 @@ func (m *Manager) CheckDocument(ctx context.Context, d Document) error {
 		return m.explain("read table "+m.root.Quoted(), err)
 	case written == d.Name:
 		return nil
-	}
-	_, detached, err := m.leaves(ctx)
-	if err != nil {
-		return err
-	}
-	for _, t := range detached {
-		was, ok := t.Column(d.Column)
-		if !ok || was.TypeName == c.TypeName {
-			continue
-		}
-		before, err := m.printed(ctx, d, was)
-		switch {
-		case err != nil && !isNoValue(err):
-			return m.explain("read table "+t.Quoted(), err)
-		case err == nil && before == d.Name:
-			return nil
-		}
 	}
 	return refuse("column %s, of type %s, has it as %q", c.Name, c.TypeName, written)
 }
@@ -200,9 +183,9 @@ func valueOf(c catalog.Column, d Document, parameter int) (string, any) {
 }
 
 // rowsOf is the condition of the document's rows in a table, and its parameters. The bytes decide that
-// messages have; the value finds them by an index, where the table has the column's type: another one may not
-// have that value.
-func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
+// messages have; the value finds them by an index, where the table has the column's type, and that prints it
+// so: else there may be no such value.
+func (m *Manager) rowsOf(ctx context.Context, d Document, in catalog.Table) (string, []any, error) {
 	c, err := m.docColumn(d)
 	if err != nil {
 		return "", nil, err
@@ -213,8 +196,14 @@ func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
 	}
 	condition, values := tablesnapshot.BytesOf(column, c)+" = $1::bytea", []any{[]byte(d.Name)}
 	if has, _ := in.Column(d.Column); has.TypeName == c.TypeName {
-		value, as := valueOf(c, d, 2)
-		condition, values = fmt.Sprintf("%s = %s AND %s", column, value, condition), append(values, as)
+		written, err := m.printed(ctx, d, c)
+		switch {
+		case err == nil && written == d.Name:
+			value, as := valueOf(c, d, 2)
+			condition, values = fmt.Sprintf("%s = %s AND %s", column, value, condition), append(values, as)
+		case err != nil && !isNoValue(err):
+			return "", nil, m.explain("read table "+in.Quoted(), err)
+		}
 	}
 	if d.Keep != "" {
 		id, err := m.root.ColumnOf(in, d.ID)
@@ -229,8 +218,9 @@ func (m *Manager) rowsOf(d Document, in catalog.Table) (string, []any, error) {
 
 // erasing is what deletes rows of a document from a table, and its parameters: at most so many at a time; 0:
 // all. It notes the ids of the rows that go, and returns how many did.
-func (m *Manager) erasing(d Document, in catalog.Table, limit int) (string, []any, error) {
-	condition, values, err := m.rowsOf(d, in)
+func (m *Manager) erasing(ctx context.Context, d Document, in catalog.Table, limit int) (string, []any,
+	error) {
+	condition, values, err := m.rowsOf(ctx, d, in)
 	if err != nil {
 		return "", nil, err
 	}
@@ -341,12 +331,12 @@ func (m *Manager) erasePass(ctx context.Context, d Document) (n int64, err error
 		return 0, err
 	}
 	for _, t := range detached { // before anything is deleted
-		if _, _, err := m.erasing(d, t, 0); err != nil {
+		if _, _, err := m.erasing(ctx, d, t, 0); err != nil {
 			return 0, err
 		}
 	}
 	for _, t := range attached {
-		sql, values, err := m.erasing(d, t, batchRows)
+		sql, values, err := m.erasing(ctx, d, t, batchRows)
 		if err != nil {
 			return n, err
 		}
@@ -364,7 +354,7 @@ func (m *Manager) erasePass(ctx context.Context, d Document) (n int64, err error
 		}
 	}
 	for _, t := range detached {
-		sql, values, err := m.erasing(d, t, 0)
+		sql, values, err := m.erasing(ctx, d, t, 0)
 		if err != nil {
 			return n, err
 		}

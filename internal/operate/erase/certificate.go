@@ -93,6 +93,12 @@ func (r *Report) copy(stream string) bool {
 	return slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Stream == stream })
 }
 
+// any reports whether the report has anything of the document.
+func (r *Report) any() bool {
+	return r.Rows > 0 || r.Messages > 0 || r.Parked > 0 || r.Archived > 0 ||
+		slices.ContainsFunc(r.Copies, func(k Copy) bool { return k.Messages > 0 })
+}
+
 // unsaid is how many messages do not say which document they are of.
 func (c *command) unsaid() (n uint64) {
 	for _, some := range c.untold {
@@ -156,6 +162,11 @@ func (c *command) limits() {
 	for _, replica := range r.Away {
 		add("the files of %s: it was away when messages were erased, and may not have overwritten them. Let "+
 			"the server make them anew: `nats stream cluster peer-remove`", replica)
+	}
+	if c.former {
+		add("what has the document as column %s prints it today: rows whose values were changed with the "+
+			"column's type, and messages since: erase that as well, with another request",
+			c.l.Layout.Mapping.Doc)
 	}
 	if untold := c.unsaid(); untold > 0 {
 		add("%d messages that do not say their document: they are dead letters without one, or were "+

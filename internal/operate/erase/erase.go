@@ -71,6 +71,7 @@ type command struct {
 	theirs  []string           // partitions that somebody else detached
 	others  []checkpoint.Other // slots of other Outflows
 
+	former    bool     // the column prints the document otherwise today
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
 }
 
@@ -117,7 +118,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 	defer l.Close()
 	ctx, explain := conns.WhileConnected(ctx, l.NATS)
 	defer func() { err = explain(err) }()
-	c := &command{cfg: cfg, log: log, o: o, l: l, stays: map[string][]uint64{},
+	c := &command{cfg: cfg, log: log, o: o, l: l, stays: map[string][]uint64{}, untold: map[string]uint64{},
 		stream: stream.New(l.NATS.API(), cfg.Stream, log)}
 	if c.rd, err = l.Read(ctx); err != nil {
 		return nil, err
@@ -156,10 +157,16 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 	if c.rec, err = c.ledger.Find(ctx, o.Request, o.Doc); err != nil {
 		return nil, err
 	}
-	if c.rec == nil || c.rec.Cut == 0 {
-		if err := m.CheckDocument(ctx, c.document()); err != nil {
-			return nil, err
-		}
+	refused := m.CheckDocument(ctx, c.document())
+	f := outbox.FaultOf(refused)
+	switch c.former = refused != nil; {
+	case refused != nil && (f == nil || f.Class != outbox.Usage):
+		return nil, refused
+	case c.former && o.Notify != nil && (c.rec == nil || c.rec.Cut == 0 && c.rec.Notified == ""):
+		f.Hint += ", or leave out --notify: the event would have it otherwise"
+		return nil, refused
+	case c.rec != nil: // something had it
+		refused = nil
 	}
 	if c.theirs, err = m.Theirs(ctx); err != nil {
 		return nil, err
@@ -170,12 +177,18 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 	if err := c.copies(ctx); err != nil {
 		return nil, err
 	}
-	if o.Yes {
-		err = c.erase(ctx, m)
-	} else {
-		err = c.plan(ctx, m)
+	if !o.Yes || refused != nil {
+		rec, rep := c.rec, *c.rep
+		switch err := c.plan(ctx, m); {
+		case err == nil && refused != nil && !c.rep.any():
+			f.Message += ", and nothing that was looked through has it in that form"
+			return nil, refused
+		case err != nil || !o.Yes:
+			return c.rep, err
+		}
+		c.rec, *c.rep = rec, rep
 	}
-	return c.rep, err
+	return c.rep, c.erase(ctx, m)
 }
 
 // ready refuses where the record does not say what may go.
@@ -241,6 +254,7 @@ func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 	if err := c.eraseParked(ctx, false); err != nil {
 		return err
 	}
+	r.Archived = 0
 	if err := c.eachFolder(ctx, func(a *archive.Archive, is func(*archive.Message) (bool, error)) error {
 		return a.Read(ctx, 1, func(m *archive.Message) error {
 			yes, err := is(m)

@@ -363,6 +363,45 @@ func TestADocumentWithBlanksIsErased(t *testing.T) {
 	f.MustStop(t)
 }
 
+// TestADocumentIsErasedAsAFormerTypePrintedIt: its messages have it so, and the column's type of today does
+// not. The certificate says that only they went.
+func TestADocumentIsErasedAsAFormerTypePrintedIt(t *testing.T) {
+	t.Parallel()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "formertype",
+		"ARCHIVE_URL=file://"+t.TempDir())
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	archived(t, f, 1)
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	harness.Exec(t, f.Conn, "ALTER TABLE outbox ALTER doc_id TYPE varchar(3) USING left(doc_id, 3)")
+	f.Init()
+	f.Start()
+	f.MustFail(2, []string{"erase", "--doc", "lost", "--request", "l", "--yes"}, `has it as "los"`,
+		"nothing that was looked through has it")
+	args := []string{"--doc", "gone", "--request", "r"}
+	f.MustFail(2, append([]string{"erase", "--notify", "{}", "--yes"}, args...), "leave out --notify")
+	before, said, code := erase(t, f, args...)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, said)
+	}
+	c := erased(t, f, args...)
+	after, said, code := erase(t, f, args...)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, said)
+	}
+	for _, c := range []certificate{before, c} {
+		if c.Rows != 0 || c.Messages != 1 || c.Archived != 1 ||
+			!strings.Contains(fmt.Sprint(c.NotReached), "prints it today") {
+			t.Errorf("%+v", c)
+		}
+	}
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = 'gon'"); n != 1 ||
+		after.Messages != 0 || after.Archived != 0 {
+		t.Errorf("%d rows are left, and afterwards there are %+v", n, after)
+	}
+	f.MustStop(t)
+}
+
 // TestWhatHadAnotherSubjectIsNamed: messages of the document were published and archived while `subject` was
 // another one. The certificate says that they were passed over, and with that subject they are erased.
 func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
