@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"math"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -89,6 +90,12 @@ type StreamState struct {
 	Erased outbox.Sequences
 	// durable consumers at the newest message or beyond: after a loss, those that may have had more
 	Durables []string
+}
+
+// ErasedBehind are the sequences behind the stream's end that it says were erased: the broker has lost that
+// end since, and other messages come under them.
+func (s *StreamState) ErasedBehind() outbox.Sequences {
+	return s.Erased.Within(s.LastSeq+1, math.MaxUint64)
 }
 
 // CodeSlotInUse is the code of the transient fault that says that another session holds the slot: that makes

@@ -228,6 +228,36 @@ func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
 	if len(was) > 0 && was.String() == text {
 		return nil
 	}
+	return s.setErased(ctx, text)
+}
+
+// ForgetErased takes those of the sequences that lie behind the end of the stream out of what its metadata
+// say was erased: the broker has lost them, and other messages come under them. It may be called again.
+func (s *Stream) ForgetErased(ctx context.Context, lost outbox.Sequences) error {
+	if len(lost) == 0 {
+		return nil
+	}
+	info, err := s.info(ctx)
+	if err != nil || info == nil {
+		return err
+	}
+	was, err := info.Config.erased()
+	if err != nil {
+		return err
+	}
+	lost = lost.Within(info.State.Last+1, math.MaxUint64)
+	var left outbox.Sequences
+	for _, e := range was {
+		left = append(left, lost.Lacking(e.From, e.To)...)
+	}
+	if left.Count() == was.Count() {
+		return nil
+	}
+	return s.setErased(ctx, left.String())
+}
+
+// setErased writes what was erased into the stream's metadata.
+func (s *Stream) setErased(ctx context.Context, text string) error {
 	return s.update(ctx, func(c map[string]json.RawMessage) error {
 		metadata := map[string]string{}
 		if raw, ok := c["metadata"]; ok {
@@ -235,7 +265,10 @@ func (s *Stream) NoteErased(ctx context.Context, more outbox.Sequences) error {
 				return err
 			}
 		}
-		metadata[outbox.MetadataErased] = text
+		if metadata[outbox.MetadataErased] = text; text == "" {
+			delete(metadata, outbox.MetadataErased)
+		}
+		var err error
 		c["metadata"], err = json.Marshal(metadata)
 		return err
 	})

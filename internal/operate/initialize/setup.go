@@ -374,6 +374,10 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		return err
 	}
 	s.share(&first)
+	// what follows comes behind the end of the stream, which may have gone back
+	if err := s.conn.ForgetErased(ctx, r.Stream.ErasedBehind()); err != nil {
+		return err
+	}
 	first.Checkpoints = []checkpoint.StoredCheckpoint{{
 		Checkpoint: relay.Checkpoint{Due: due, Read: read, Seq: first.Base, Settings: settings,
 			Timeline: r.Server.History.At(start)},

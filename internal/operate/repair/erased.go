@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -20,23 +21,14 @@ func (r *repair) erasures(ctx context.Context, f *finding, p *plan) (*outbox.Fau
 	if p.scan == nil || p.scan.counts[missing] == 0 {
 		return nil, nil
 	}
-	of := p.scan.requests
-	if open := erasure.Unfinished(of, r.cfg.Slot); len(open) > 0 {
+	if open := erasure.Unfinished(p.scan.requests, r.cfg.Slot); len(open) > 0 {
 		return &outbox.Fault{Class: outbox.Gap, Code: "erase_unfinished",
 			Message: fmt.Sprintf("%d rows would be published, and an erasure has not finished (request %s)",
 				p.scan.counts[missing], strings.Join(open, ", "))}, nil
 	}
-	unknown := erasure.Unknown(of, r.cfg.Slot, r.cfg.Stream, f.Stream.Erased)
-	if len(unknown) > 0 && r.cfg.Archive.URL != "" {
-		was, err := r.erasedFromArchive(ctx, of, sameSequences(&f.Stream))
-		if err != nil {
-			return nil, err
-		}
-		var rest outbox.Sequences
-		for _, u := range unknown {
-			rest = rest.With(was.Lacking(u.From, u.To)...)
-		}
-		unknown = rest
+	unknown, err := r.unknown(ctx, f, p.scan.requests, f.Stream.Erased)
+	if err != nil {
+		return nil, err
 	}
 	if n := unknown.Count(); n > 0 {
 		return &outbox.Fault{Class: outbox.Gap, Code: "erase_forgotten",
@@ -46,6 +38,43 @@ func (r *repair) erasures(ctx context.Context, f *finding, p *plan) (*outbox.Fau
 				unknown[len(unknown)-1].To, p.scan.counts[missing])}, nil
 	}
 	return nil, nil
+}
+
+// unknown are those of the stream's erased messages that the database knows nothing of.
+func (r *repair) unknown(ctx context.Context, f *finding, of []*erasure.Record, erased outbox.Sequences) (
+	outbox.Sequences, error) {
+	unknown := erasure.Unknown(of, r.cfg.Slot, r.cfg.Stream, erased)
+	if len(unknown) == 0 || r.cfg.Archive.URL == "" {
+		return unknown, nil
+	}
+	was, err := r.erasedFromArchive(ctx, of, sameSequences(&f.Stream))
+	if err != nil {
+		return nil, err
+	}
+	var rest outbox.Sequences
+	for _, u := range unknown {
+		rest = append(rest, was.Lacking(u.From, u.To)...)
+	}
+	return rest, nil
+}
+
+// forgetErased takes what was erased behind the end that the stream has lost out of its metadata, while the
+// record says that a repair is under way: other messages come under those sequences. What the database knows
+// nothing of stays, unless that was accepted: by that alone the next repair is warned.
+func (r *repair) forgetErased(ctx context.Context, l *backfill.Conns, f *finding, s *scan) error {
+	lost := f.Stream.ErasedBehind()
+	if len(lost) > 0 && !r.o.DespiteErasure {
+		unknown, err := r.unknown(ctx, f, s.requests, lost)
+		if err != nil {
+			return err
+		}
+		var known outbox.Sequences
+		for _, e := range lost {
+			known = append(known, unknown.Lacking(e.From, e.To)...)
+		}
+		lost = known
+	}
+	return l.NATS.ForgetErased(ctx, lost)
 }
 
 // sameSequences reports whether a folder of the archive may be of a stream whose messages this one has at

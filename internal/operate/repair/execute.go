@@ -254,6 +254,9 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 // publishMissing publishes what is missing, waits until it is durable, and finishes the record.
 func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *finding, s *scan,
 	rec *checkpoint.Record) error {
+	if err := r.forgetErased(ctx, l, f, s); err != nil {
+		return err
+	}
 	w := r.makeWindow(l, s)
 	if w.Of > 0 {
 		progress.Step(ctx, "publishing %d events", w.Of)
