@@ -138,11 +138,12 @@ func Unknown(all []*Record, slot, stream string, erased outbox.Sequences) (unkno
 	var known outbox.Sequences
 	for _, r := range all {
 		if r.Slot == slot || r.Stream == stream {
-			known = known.With(r.Erased...)
+			known = append(known, r.Erased...)
 		}
 	}
+	known = outbox.Sequences(nil).With(known...)
 	for _, e := range erased {
-		unknown = unknown.With(known.Lacking(e.From, e.To)...)
+		unknown = append(unknown, known.Lacking(e.From, e.To)...)
 	}
 	return unknown
 }
