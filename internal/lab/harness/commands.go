@@ -46,7 +46,7 @@ func (o *Outflow) runUntil(done func(stderr string) bool, args ...string) (stdou
 
 // silent is what a command says that gave up because a server did not answer.
 var silent = regexp.MustCompile(
-	`(?i)deadline exceeded|time-?out|timed out|no responders|no response|not answer|connection to NATS is lost`)
+	`(?i)deadline exceeded|time-?out|timed out|no responders|no response|not? answer|connection to NATS is lost`)
 
 // Unanswered tells whether a command may be run again: it gave up because a server did not answer, on a
 // machine that was seen to stand still meanwhile. Each retry is a line that begins with "retry:", which the
