@@ -139,6 +139,10 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 		hit = a.faults.Hit
 	}
 	known := &segments.Known{}
+	turn := cfg.Maintain.Every // how long a part works through a backlog while the others wait
+	if once {
+		turn = 0
+	}
 	c := maintain.Config{Every: cfg.Maintain.Every, Log: log, Slot: cfg.Slot, Monitor: monitor(cfg, log),
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
 			defer wiring.WaitPostgres(ctx, cfg)()
@@ -153,6 +157,7 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 			if !once {
 				o.Over = cfg.Maintain.Every * 3 / 4
 			}
+			o.Turn = turn
 			report, err := archive.Run(ctx, cfg, log, o)
 			if report != nil {
 				m.Archive = &watch.Archived{Sequence: report.Archived, Oldest: report.Waits,
@@ -166,12 +171,13 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 		}})
 	}
 	if cfg.Source.Rows() {
+		pass := &lifecycle.Pass{}
 		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context,
 			_ *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
 			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true,
-				Known: known, Hit: hit, Step: func(s lifecycle.Step) {
+				Known: known, Turn: turn, Pass: pass, Hit: hit, Step: func(s lifecycle.Step) {
 					if s.Done() {
 						log.Info("done", "step", s.String())
 					}
@@ -181,7 +187,7 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 	}
 	if r := cfg.Retain.Stream; r.Age > 0 || r.Size > 0 || r.Messages > 0 {
 		o := a.streamOptions(cfg, urls, true)
-		o.Known = known
+		o.Known, o.Turn = known, turn
 		c.Parts = append(c.Parts, maintain.Part{Name: "stream", Run: func(ctx context.Context,
 			m *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, streamTimeout)
@@ -205,10 +211,10 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 	return c, nil
 }
 
-// kept says what stays in the stream beyond its limits, and for whose sake.
+// kept says what stays in the stream beyond its limits, and for whose sake. What may go goes soon.
 func kept(r *streamretain.Report) *watch.Kept {
 	k := &watch.Kept{}
-	gone := max(r.GoesTo, max(r.First, 1)-1)
+	gone := max(r.GoesTo, min(r.Wanted, r.MayGo), max(r.First, 1)-1)
 	if r.Wanted <= gone {
 		return k
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -40,8 +41,11 @@ func differs(stream string, seq uint64) error {
 // has of those segments, by atOrBelow: a stream that was put back from a backup and went on differently
 // differs there. The objects' hashes are enough: they were read message by message before their manifests
 // were made.
-func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range,
-	atOrBelow func(context.Context, uint64) (uint64, error)) error {
+//
+// It returns up to where that holds, which is below the range's end if it has read for longer than turn; 0:
+// it reads all.
+func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn time.Duration,
+	atOrBelow func(context.Context, uint64) (uint64, error)) (upTo uint64, err error) {
 	var chosen []*Manifest
 	for _, m := range a.Segments {
 		if m.Last >= r.From && m.First <= r.To {
@@ -50,15 +54,26 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range,
 	}
 	task := progress.Count(ctx, "reading the archive of stream "+a.stream, "segments", int64(len(chosen)))
 	defer task.End()
-	for _, m := range chosen {
+	upTo, begun := r.To, time.Now()
+	for i, m := range chosen {
 		if err := a.read(ctx, m, nil); err != nil {
-			return err
+			return 0, err
 		}
 		task.Add(1)
+		if turn > 0 && i+1 < len(chosen) && time.Since(begun) > turn {
+			chosen, upTo = chosen[:i+1], m.Last
+			break
+		}
 	}
 	if len(chosen) == 0 {
-		return nil
+		return upTo, nil
 	}
+	return upTo, a.sameEnd(ctx, api, chosen, atOrBelow)
+}
+
+// sameEnd compares the newest message that the stream has of some segments.
+func (a *Archive) sameEnd(ctx context.Context, api *jsapi.Client, chosen []*Manifest,
+	atOrBelow func(context.Context, uint64) (uint64, error)) error {
 	seq, err := atOrBelow(ctx, chosen[len(chosen)-1].Last)
 	if err != nil || seq < chosen[0].First {
 		return err

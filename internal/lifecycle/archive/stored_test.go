@@ -59,7 +59,11 @@ func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 	lacking := archived(0, 8)
 	atOrBelow := streams.New(api, "S", slog.New(slog.DiscardHandler)).AtOrBelow
 	holds := func(a *Archive, to uint64) error {
-		return a.Holds(t.Context(), api, Range{From: 1, To: to}, atOrBelow)
+		upTo, err := a.Holds(t.Context(), api, Range{From: 1, To: to}, 0, atOrBelow)
+		if err == nil && upTo != to {
+			t.Errorf("it was asked up to %d, and holds up to %d", to, upTo)
+		}
+		return err
 	}
 	must.Succeed(t, holds(same, 8))
 	must.Succeed(t, holds(last, 5))

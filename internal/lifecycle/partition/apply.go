@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -58,6 +59,7 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 	tried := len(steps)+len(failed) > 0 // since the situation was read: otherwise it is still that one
 	held := map[uint32]bool{}           // partitions that something was tried with that was not to be had
 	for _, far := range []bool{false, true} {
+		var until time.Time // when the turn of this run is over; zero: not yet known, or never
 		if tried {
 			if s, err = m.look(ctx); err != nil {
 				return steps, err
@@ -86,9 +88,25 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 					return steps, errors.Join(failed...)
 				}
 			}
+			switch took := func(s Step) bool { return s.Action == Seal || s.Action == Drop }; {
+			case !slices.ContainsFunc(done, took): // it took no time, or the next run has to do it again
+			case until.IsZero():
+				until = m.turn()
+			case time.Now().After(until):
+				return steps, worst(failed)
+			}
 		}
 	}
 	return steps, worst(failed)
+}
+
+// turn is when the turn of this run is over, of which rows begin to go now; zero: never. It may go on for as
+// long as it took up to now: half of its time at most is for what the next run has to do again.
+func (m *Manager) turn() time.Time {
+	if m.o.Turn == 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(max(m.o.Turn, time.Since(m.began)))
 }
 
 // ahead makes the partitions that have to lie ahead, whatever is known of record, stream and slots.
@@ -145,6 +163,7 @@ func worst(all []error) error {
 
 // begin takes the advisory lock and makes the table of states what it has to be.
 func (m *Manager) begin(ctx context.Context) error {
+	m.began = time.Now()
 	if err := m.alone(ctx); err != nil {
 		return err
 	}

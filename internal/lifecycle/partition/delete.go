@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -259,6 +260,14 @@ func (m *Manager) mayDelete(ctx context.Context, t *plain, p *Partition, gone mi
 		" LIMIT 1) IS NULL", nil
 }
 
+// Pass is how far the runs of a process have come through the pages of a plain table: those of before are not
+// read again for each turn. Its zero value is at the first one. One goroutine uses it.
+type Pass struct {
+	page       int64
+	horizon    int64 // of the fence that it began with: what lies behind that has gone from the pages before
+	referenced error
+}
+
 // deleteRows deletes what lies behind a fence, page by page. Pages with rows that others refer to stay as
 // they are, and are an error at the end.
 func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone missing) (n int64, why string,
@@ -282,32 +291,38 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 	task := progress.Count(ctx, "deleting rows of "+m.root.Quoted(), "rows", 0)
 	defer task.End()
 	looked, begun := time.Now(), time.Now()
-	var referenced error
+	pass, until := Pass{horizon: p.Horizon}, m.turn()
+	if left := m.o.Pass; left != nil {
+		if left.page > 0 && left.page < pages {
+			pass = *left
+		}
+		*left = Pass{} // but for the end of its turn, the next run begins at the first page
+	}
 	single := int64(0) // up to this page each is a batch of its own
-	for page := int64(0); page < pages; {
+	for pass.page < pages {
 		if m.cfg.Rows > 0 && t.live-n <= m.cfg.Rows {
-			return n, fmt.Sprintf("%d rows; the rest is within retain.table.rows", n), referenced
+			return n, fmt.Sprintf("%d rows; the rest is within retain.table.rows", n), pass.referenced
 		}
 		if time.Since(looked) > recheck {
 			if t.Facts, err = m.facts(ctx, m.conn); err != nil {
 				return n, "", err
 			}
 			if _, reason := m.fails(t.Facts, p, eligible...); reason != "" {
-				return n, fmt.Sprintf("%d rows; then %s", n, reason), referenced
+				return n, fmt.Sprintf("%d rows; then %s", n, reason), pass.referenced
 			}
 			looked = time.Now()
 		}
-		end := page + batchPages
-		if page < single {
-			end = page + 1
+		end := pass.page + batchPages
+		if pass.page < single {
+			end = pass.page + 1
 		}
-		deleted, err := m.batch(ctx, sql, page, end)
+		deleted, err := m.batch(ctx, sql, pass.page, end)
 		switch refers := m.referenced(err); {
-		case refers != nil && end > page+1:
+		case refers != nil && end > pass.page+1:
 			single = end
 			continue
 		case refers != nil:
-			referenced = cmp.Or(referenced, refers)
+			pass.referenced = cmp.Or(pass.referenced, refers)
 		case err != nil:
 			return n, "", m.explain("delete rows of "+m.root.Quoted(), err)
 		}
@@ -315,7 +330,7 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 		task.Add(deleted)
 		m.o.Hit("partition.deleted")
 		if deleted < batchRows {
-			page = end
+			pass.page = end
 		}
 		due := begun.Add(time.Duration(float64(n) / rate * float64(time.Second)))
 		if wait := time.Until(due); wait > 0 {
@@ -325,8 +340,18 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 			case <-time.After(wait):
 			}
 		}
+		if !until.IsZero() && m.o.Pass != nil && pass.page < pages && time.Now().After(until) {
+			*m.o.Pass = pass
+			return n, fmt.Sprintf("%d rows; the rest goes in the next round", n), pass.referenced
+		}
 	}
-	return n, "", cmp.Or(m.joinBehind(ctx, t, p), referenced)
+	for at := slices.Index(t.all, p); at >= 0; at-- {
+		if t.all[at].Horizon <= pass.horizon { // behind a later one, rows may be left on the first pages
+			err = m.joinBehind(ctx, t, t.all[at])
+			break
+		}
+	}
+	return n, "", cmp.Or(err, pass.referenced)
 }
 
 // How PostgreSQL says that a row is referred to. From 18 on RESTRICT has a state of its own.

@@ -76,6 +76,7 @@ type Manager struct {
 	ledgers   []string   // with rows of the outbox, and that one
 	stale     []string   // those with rows that have to be taken up
 	published *published // nil: the stream was not read yet
+	began     time.Time  // when this run did
 	o         Options
 }
 
@@ -95,6 +96,11 @@ type Options struct {
 	Hit  func(point string)
 
 	AcceptUnpublished int64 // partitions with exactly so many rows that were never published may go; 0: none
+
+	// Turn is how long rows are let go at most, because others wait for it, and no shorter than it took to
+	// find out which may; 0: until all have gone. The next run goes on.
+	Turn time.Duration
+	Pass *Pass // how far the run before has come with a plain table; may be nil where there is no Turn
 }
 
 // Period is a time from Since to Until; zero: without that end.

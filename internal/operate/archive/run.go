@@ -37,6 +37,10 @@ type Options struct {
 	// messages a second: so others notice less of it. 0: it reads as fast as it can.
 	Over time.Duration
 
+	// Turn is how long it reads at most, because others wait for it; 0: it reads all that there is. What it
+	// has read is left in Known, and the next run goes on there.
+	Turn time.Duration
+
 	Known *archive.Known // what is known of the archive from the run before; may be nil
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
@@ -140,6 +144,7 @@ type command struct {
 	system   string           // of complete
 	timeline uint32           // of complete
 	erased   outbox.Sequences // as it was last read
+	until    time.Time        // when its turn is over; zero: never
 	report   *Report
 	stop     <-chan struct{} // the run is to end
 }
@@ -248,6 +253,9 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 		if err != nil {
 			return err
 		}
+	}
+	if c.o.Turn > 0 {
+		c.until = time.Now().Add(c.o.Turn)
 	}
 	for tries, pause := 0, cmp.Or(c.o.pause, erasePause); c.a.Next() <= c.to; {
 		next := c.a.Next()
@@ -561,7 +569,10 @@ func (c *command) pass(ctx context.Context) error {
 		if c.o.Hit != nil {
 			c.o.Hit("archive.message")
 		}
-		return cmp.Or(err, ctx.Err())
+		if err = cmp.Or(err, ctx.Err()); err == nil && !c.until.IsZero() && time.Now().After(c.until) {
+			err = jsapi.ErrStop
+		}
+		return err
 	}
 	err = c.read(ctx, s.Next(), add)
 	if err != nil && c.stopped() && s.Size() >= c.cfg.Archive.SegmentSize/stopShare {
@@ -574,6 +585,10 @@ func (c *command) pass(ctx context.Context) error {
 	}
 	if err != nil || s.Empty() {
 		return err
+	}
+	if s.Next() <= c.to { // its turn is over
+		c.a.Leave(s)
+		return nil
 	}
 	if c.o.Now || c.now.Sub(s.First()) >= c.cfg.Archive.SegmentAge {
 		return end(ctx, c.to)

@@ -125,6 +125,33 @@ func TestWhatAStoppedRunHasReadMakesASegment(t *testing.T) {
 	}
 }
 
+// TestARunEndsWithItsTurn, and the next one goes on where it has ended: each message is read once, and what
+// is made is what one run makes.
+func TestARunEndsWithItsTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(20)
+	w.confirm(18)
+	reads := 0
+	o := Options{Now: true, Known: &archive.Known{}, Turn: 1, Hit: func(point string) {
+		if point == "archive.message" {
+			reads++
+		}
+	}}
+	for n := range 18 {
+		if r := w.mustRun(o); reads != n+1 || (r.Archived == 18) != (n == 17) {
+			t.Fatalf("run %d has read %d messages: %+v", n, reads, r)
+		}
+	}
+	if got := w.archived(); len(got) != 18 {
+		t.Errorf("archived are %v", got)
+	}
+	w.wantReach(archive.Reach{Last: 18, Complete: 1018, Whole: 1018})
+	must.Succeed(t, w.s.DeleteMsg(t.Context(), 20))
+	must.Succeed(t, w.s.DeleteMsg(t.Context(), 19))
+	w.comesBack()
+}
+
 // TestTwoArchiversAtOnceMakeOneArchive: the second one runs while the first one is about to create its
 // manifest, for more messages.
 func TestTwoArchiversAtOnceMakeOneArchive(t *testing.T) {

@@ -36,6 +36,9 @@ type Options struct {
 
 	Known *archive.Known // what is known of the archive from the run before; may be nil
 
+	Turn time.Duration   // how long rows are let go at most; 0: until all have gone
+	Pass *partition.Pass // how far the run before has come with a plain table
+
 	Step func(partition.Step) // called after each step
 	Hit  func(point string)   // called at points where tests kill the process; may be nil
 }
@@ -83,7 +86,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	}
 	m, err := partition.Open(ctx, target, c.config(), partition.Options{
 		Outside: c.outside, Published: c.published, Step: o.Step, Hit: o.Hit,
-		AcceptUnpublished: o.AcceptUnpublished,
+		AcceptUnpublished: o.AcceptUnpublished, Turn: o.Turn, Pass: o.Pass,
 	})
 	if err != nil {
 		return nil, err

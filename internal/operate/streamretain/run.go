@@ -34,6 +34,10 @@ type Options struct {
 	Known   *archive.Known     // what is known of the archive from the run before; may be nil
 	Hit     func(point string) // called at points where tests kill the process; may be nil
 
+	// Turn is how long the archive is read at most, because others wait for it; 0: until all may go. The next
+	// run goes on.
+	Turn time.Duration
+
 	now func() time.Time // nil: the machine's clock
 }
 
@@ -181,8 +185,9 @@ const (
 // apply lets the messages up to a sequence go, if the facts still say so right before.
 func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint64) error {
 	if c.archive != nil {
-		if err := c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First, To: to},
-			streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
+		var err error
+		if to, err = c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First, To: to},
+			c.o.Turn, streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
 			return err
 		}
 	}

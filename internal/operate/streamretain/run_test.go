@@ -68,6 +68,27 @@ func TestHowMuchGoes(t *testing.T) {
 	w.goes(41)
 }
 
+// TestAPurgeEndsWithItsTurn, at a segment, and the next one goes on: what it has read back goes.
+func TestAPurgeEndsWithItsTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	w.database()
+	w.cfg.Archive.URL = "file://" + t.TempDir()
+	for n := range uint64(3) {
+		w.publish(10)
+		w.confirm(10 * (n + 1))
+		w.archived()
+	}
+	w.o.Turn = 1
+	for _, to := range []uint64{10, 20, 29, 0} {
+		r, err := w.run(true)
+		must.Succeed(t, err)
+		if r.GoesTo != to || to > 0 && w.first() != to+1 {
+			t.Errorf("%d went, want %d", r.GoesTo, to)
+		}
+	}
+}
+
 // TestTheNewestMessageStays: after a repair all are confirmed. An empty stream would be one that has lost its
 // end, to a start and to doctor.
 func TestTheNewestMessageStays(t *testing.T) {
