@@ -127,19 +127,26 @@ func (m *Manager) ahead(ctx context.Context, did func(Step)) (err error) {
 	return err
 }
 
-// createAll makes the partitions that are missing.
+// createAll makes the partitions that are missing. One whose range or name is taken keeps no other one away,
+// unless a default partition takes the rows of all: it has to be emptied.
 func (m *Manager) createAll(ctx context.Context, s *situation, did func(Step)) error {
 	missing, err := m.missing(s)
 	if err != nil {
 		return err
 	}
+	var taken error
 	for _, p := range missing {
-		if err := m.retry(ctx, func() error { return m.create(ctx, p) }); err != nil {
+		err := m.retry(ctx, func() error { return m.create(ctx, p) })
+		if f := outbox.FaultOf(err); f != nil && f.Code == codeTaken && s.byDefault() == nil {
+			taken = cmp.Or(taken, err)
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		did(p.create())
 	}
-	return nil
+	return taken
 }
 
 // lost reports whether nothing else works after this error: PostgreSQL has not answered.

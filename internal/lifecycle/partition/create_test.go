@@ -102,7 +102,7 @@ func TestWhatIsInTheWayOfAPartitionIsNamed(t *testing.T) {
 	if f := wantFault(t, err, outbox.Fatal, codeTaken); !strings.Contains(f.Message, name) {
 		t.Error(f)
 	}
-	w.Exec("DROP TABLE " + name)
+	w = newWorld(t, pgtest.Server(t), 1)
 	w.Exec("CREATE TABLE rest PARTITION OF outbox DEFAULT")
 	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
 	_, err = w.try()

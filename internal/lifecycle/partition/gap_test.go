@@ -119,3 +119,22 @@ func TestAPartitionWithoutAnEndCountsAndStays(t *testing.T) {
 	}
 	wantWhy(t, steps, 1, "within retain.table")
 }
+
+// TestARangeThatIsTakenKeepsNoOtherOneAway: somebody has detached a partition, and kept it.
+func TestARangeThatIsTakenKeepsNoOtherOneAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.Ahead = 4
+	var made []string
+	for _, s := range w.apply() {
+		if s.Action == Create {
+			made = append(made, s.Partition)
+		}
+	}
+	w.Exec("ALTER TABLE outbox DETACH PARTITION " + made[1])
+	w.Exec("DROP TABLE " + made[3])
+	_, err := w.try()
+	wantFault(t, err, outbox.Fatal, codeTaken)
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', " +
+		"now() + interval '3 days')")
+}
