@@ -31,19 +31,16 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 			newest = p
 		}
 	}
+	now := s.Now.UTC()
+	at, endless := covered(there, now)
 	every := m.cfg.Every
-	if every == 0 && newest != nil && !newest.Lower.IsZero() {
-		every = newest.Upper.Sub(newest.Lower)
-	}
 	if every == 0 {
-		every = defaultEvery
+		every = span(there, at)
 	}
 	if m.root.KeyType == pgtype.DateOID && every%(24*time.Hour) != 0 {
 		return nil, postgres.Fatal(nil, codeKey, "Set retain.table.every to whole days",
 			"partitions of %v can't be made of column %s, which holds days", every, m.root.Key)
 	}
-	now := s.Now.UTC()
-	at, endless := covered(there, now)
 	switch {
 	case newest != nil && s.byDefault() != nil: // it takes the rows of ranges that are missing before that
 		if at = newest.Upper; at.Before(now) {
@@ -60,7 +57,8 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		}
 	}
 	var all []*Partition
-	for until := now.Add(time.Duration(m.cfg.Ahead) * every); !endless && at.Before(until); {
+	until := now.Add(time.Duration(m.cfg.Ahead) * every)
+	for !endless && at.Before(until) {
 		upper := at.Add(every)
 		for _, p := range there {
 			if p.Lower.After(at) && p.Lower.Before(upper) {
@@ -72,6 +70,18 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		at, endless = covered(there, upper)
 	}
 	return all, nil
+}
+
+// span is how long the newest range is that ends by a time, else the newest of all: one that lies far ahead
+// may have another length, as one that is to take all that the others don't.
+func span(there []*Partition, at time.Time) time.Duration {
+	every, found := defaultEvery, false
+	for _, p := range there { // oldest first
+		if ends := !p.Upper.After(at); (ends || !found) && !p.Lower.IsZero() && !p.Upper.IsZero() {
+			every, found = p.Upper.Sub(p.Lower), ends
+		}
+	}
+	return every
 }
 
 // covered is where ranges end that follow one another without a gap from a time on; that time, if none takes

@@ -138,3 +138,26 @@ func TestARangeThatIsTakenKeepsNoOtherOneAway(t *testing.T) {
 	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', " +
 		"now() + interval '3 days')")
 }
+
+// TestTheLengthOfARangeIsThatOfThoseOfNow, and not of one that lies far ahead, to take what no other does.
+func TestTheLengthOfARangeIsThatOfThoseOfNow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 0)
+	w.cfg.Every, w.cfg.Ahead = 0, 4
+	now := time.Now().UTC()
+	for name, years := range map[string][2]int{"today": {0, 0}, "rest": {10, 50}} {
+		lower, upper := now.AddDate(years[0], 0, -1), now.AddDate(years[1], 0, 1)
+		w.Exec("CREATE TABLE " + name + " PARTITION OF outbox FOR VALUES FROM (" +
+			catalog.PartitionBound(lower) + ") TO (" + catalog.PartitionBound(upper) + ")")
+	}
+	made := 0
+	for _, s := range w.apply() {
+		if s.Action == Create {
+			made++
+		}
+	}
+	if _, err := w.Conn.Exec(outboxdb.Within(t), "INSERT INTO outbox (doc_id, actor_id, counter, payload, "+
+		"created_at) VALUES ('d', 'a', 1, '{}', now() + interval '1 month')"); err == nil || made != 4 {
+		t.Errorf("%d partitions are made as long as that of now: %v", made, err)
+	}
+}
