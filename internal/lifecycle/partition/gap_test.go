@@ -161,3 +161,18 @@ func TestTheLengthOfARangeIsThatOfThoseOfNow(t *testing.T) {
 		t.Errorf("%d partitions are made as long as that of now: %v", made, err)
 	}
 }
+
+// TestARangeUpToInfinityHasNoEnd: no partition is missing behind it.
+func TestARangeUpToInfinityHasNoEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.Ahead = 4
+	w.Exec("CREATE TABLE rest PARTITION OF outbox FOR VALUES FROM (" +
+		catalog.PartitionBound(time.Now().AddDate(0, 0, 2)) + ") TO ('infinity')")
+	w.Exec("CREATE TABLE past PARTITION OF outbox FOR VALUES FROM ('-infinity') TO ('2024-01-01')")
+	w.apply()
+	for _, at := range []string{"", " + interval '2 days'", " + interval '9 days'"} {
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, " +
+			"'{}', now()" + at + ")")
+	}
+}

@@ -289,6 +289,12 @@ func (p *Partition) readBound(bound string) {
 		p.Odd = "its bounds are no range of time: " + bound
 	default:
 		var ok, also bool
+		if found[1] == "-infinity" { // as MINVALUE and MAXVALUE, but for rows of infinity itself
+			found[1] = ""
+		}
+		if found[2] == "infinity" {
+			found[2] = ""
+		}
 		p.Lower, ok = parseBound(found[1])
 		if p.Upper, also = parseBound(found[2]); !ok || !also {
 			p.Odd = "its bounds are no range of time: " + bound
