@@ -57,7 +57,7 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		}
 	}
 	var all []*Partition
-	until := now.Add(time.Duration(m.cfg.Ahead) * every)
+	until := now.Add(m.root.aheadOfUTC()).Add(time.Duration(m.cfg.Ahead) * every)
 	for !endless && at.Before(until) {
 		upper := at.Add(every)
 		for _, p := range there {

@@ -72,11 +72,14 @@ func TestARangeWithoutATimeZoneEndsWhereClocksAreLast(t *testing.T) {
 		upper := time.Now().UTC().Add(-c.over)
 		w.Exec("CREATE TABLE " + old(0) + " PARTITION OF outbox FOR VALUES FROM (" +
 			catalog.PartitionBound(upper.Add(-48*time.Hour)) + ") TO (" + catalog.PartitionBound(upper) + ")")
+		w.cfg.Every = time.Hour
 		if got := strings.HasPrefix(of(w.apply(), 0), "detach"); got != c.goes {
 			t.Errorf("the range of a %s is over since %v by UTC: detached: %v", c.kind, c.over, got)
 		}
-		w.Exec("SET TimeZone = 'Etc/GMT+12'")
-		w.Exec("INSERT INTO outbox (doc_id) VALUES ('d')")
+		for _, zone := range []string{"Etc/GMT+12", "Etc/GMT-14"} { // west of UTC, and east
+			w.Exec("SET TimeZone = '" + zone + "'")
+			w.Exec("INSERT INTO outbox (doc_id) VALUES ('d')")
+		}
 	}
 }
 
@@ -174,5 +177,30 @@ func TestARangeUpToInfinityHasNoEnd(t *testing.T) {
 	for _, at := range []string{"", " + interval '2 days'", " + interval '9 days'"} {
 		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, " +
 			"'{}', now()" + at + ")")
+	}
+}
+
+// TestATimeWithoutAZoneIsNotThatOfTheMessage: whose clock is nine hours ahead of UTC, its messages were
+// stored so much earlier. They are found in the first period that is read, and are not missed where retention
+// has removed them.
+func TestATimeWithoutAZoneIsNotThatOfTheMessage(t *testing.T) {
+	t.Parallel()
+	for _, removed := range []bool{false, true} {
+		w := newWorld(t, pgtest.Server(t), 0)
+		w.Exec("DROP TABLE outbox")
+		w.Exec("CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text, actor_id text, " +
+			"counter bigint, payload jsonb, created_at timestamp NOT NULL) PARTITION BY RANGE (created_at)")
+		w.Exec("CREATE TABLE " + old(0) + " PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO " +
+			"('2024-05-02')")
+		w.Exec("SET TimeZone = 'UTC'")
+		w.insert(0, 3, !removed) // at one o'clock
+		w.stored = day.Add(-8 * time.Hour)
+		w.apply()
+		w.Exec("UPDATE outflow_partitions SET made = true WHERE name = $1", quoted("public", old(0)))
+		w.seen.Oldest, w.seen.Removed = day.Add(-7*time.Hour), removed
+		w.confirm(w.Slot)
+		if w.apply(); w.exists(0) || !removed && len(w.reads) != 1 {
+			t.Errorf("removed: %v: it is there: %v; read were %v", removed, w.exists(0), w.reads)
+		}
 	}
 }

@@ -183,6 +183,14 @@ func (r *Root) behindUTC() time.Duration {
 	return 12 * time.Hour
 }
 
+// aheadOfUTC is how much earlier than by UTC a range may begin for them.
+func (r *Root) aheadOfUTC() time.Duration {
+	if r.KeyType == pgtype.TimestamptzOID {
+		return 0
+	}
+	return 14 * time.Hour
+}
+
 // boundary is how PostgreSQL prints a range, with the pinned settings.
 var boundary = lazyregexp.New(
 	`^FOR VALUES FROM \((?:'([^']*)'|MINVALUE)\) TO \((?:'([^']*)'|MAXVALUE)\)$`)

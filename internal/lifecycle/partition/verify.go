@@ -81,6 +81,12 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 				in = in.with(q)
 			}
 		}
+		if !in.Since.IsZero() {
+			in.Since = in.Since.Add(-m.root.aheadOfUTC())
+		}
+		if !in.Until.IsZero() {
+			in.Until = in.Until.Add(m.root.behindUTC())
+		}
 		if err := m.load(ctx, periods(in)); err != nil {
 			return step, err
 		}
@@ -200,7 +206,7 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		if err != nil {
 			return gone, err
 		}
-		aged = key + " < " + catalog.PartitionBound(seen.Oldest)
+		aged = key + " < " + catalog.PartitionBound(seen.Oldest.Add(m.root.aheadOfUTC()))
 		if seen.Oldest.IsZero() {
 			aged = "true"
 		}
