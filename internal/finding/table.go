@@ -294,6 +294,17 @@ var table = []Finding{
 	{Code: "partition_name", Severity: Error, Classes: fatal,
 		Title: "Another table is in a partition's way",
 		Hint: "A table has the name that a new partition would get: rename it, and drop it only if nobody " +
-			"needs its rows, because it may be a partition of an outbox that was renamed. Or rows of its " +
-			"range are in the default partition: move them. The message says which."},
+			"needs its rows, because it may be a partition of an outbox that was renamed. Or another " +
+			"partition has a part of its range. The message says which."},
+	{Code: "partition_default", Severity: Error, Classes: fatal,
+		Title: "The default partition has rows of a range that lacks a partition",
+		Hint: "Nothing is lost: they are published, and the next ranges get partitions of their own. But " +
+			"Outflow removes nothing from the default partition: delete its rows of that range by hand, " +
+			"when a partition of a later range has gone.",
+		Runbook: "[A default partition](retention.md#a-default-partition)."},
+	{Code: "partition_default_large", Severity: Error, Classes: fatal,
+		Title: "The default partition takes rows of now, and is too large to make others beside it",
+		Hint: "Give it a CHECK that none of its rows is of later ranges, so that PostgreSQL need not look " +
+			"through it, and run `outflow partition apply` at once.",
+		Runbook: "[A default partition](retention.md#a-default-partition)."},
 }

@@ -127,8 +127,8 @@ func (m *Manager) ahead(ctx context.Context, did func(Step)) (err error) {
 	return err
 }
 
-// createAll makes the partitions that are missing. One whose range or name is taken keeps no other one away,
-// unless a default partition takes the rows of all: it has to be emptied.
+// createAll makes the partitions that are missing. One whose range or name is taken keeps no other one away:
+// as long as ranges are missing, the default partition gets rows of more and more of them.
 func (m *Manager) createAll(ctx context.Context, s *situation, did func(Step)) error {
 	missing, err := m.missing(s)
 	if err != nil {
@@ -136,8 +136,8 @@ func (m *Manager) createAll(ctx context.Context, s *situation, did func(Step)) e
 	}
 	var taken error
 	for _, p := range missing {
-		err := m.retry(ctx, func() error { return m.create(ctx, p) })
-		if f := outbox.FaultOf(err); f != nil && f.Code == codeTaken && s.byDefault() == nil {
+		err := m.retry(ctx, func() error { return m.create(ctx, s, p) })
+		if inTheWay(err) {
 			taken = cmp.Or(taken, err)
 			continue
 		}
@@ -147,6 +147,13 @@ func (m *Manager) createAll(ctx context.Context, s *situation, did func(Step)) e
 		did(p.create())
 	}
 	return taken
+}
+
+// inTheWay reports whether something has the name, the range, or maybe rows of a partition that is to be
+// made.
+func inTheWay(err error) bool {
+	f := outbox.FaultOf(err)
+	return f != nil && slices.Contains([]string{codeTaken, codeRest, codeRestLarge}, f.Code)
 }
 
 // lost reports whether nothing else works after this error: PostgreSQL has not answered.

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -20,13 +21,9 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 	if s.partman.manages {
 		return nil, nil
 	}
-	var there []*Partition
+	there := s.ranges()
 	var newest *Partition
-	for _, p := range s.all {
-		if !p.Attached && !p.Pending || p.Default || p.Odd != "" && p.Upper.IsZero() {
-			continue
-		}
-		there = append(there, p)
+	for _, p := range there {
 		if !p.Upper.IsZero() && (newest == nil || p.Upper.After(newest.Upper)) {
 			newest = p
 		}
@@ -107,9 +104,65 @@ func (p *Partition) create() Step {
 		stamp(p.Upper))}
 }
 
+// looked is how long ATTACH may look through the default partition under a lock for which all wait whose rows
+// go to it. They wait as long for the lock at most.
+const looked = time.Second
+
+// inRest reports whether rows of now may go to the default partition.
+func (m *Manager) inRest(s *situation) bool {
+	end, endless := covered(s.ranges(), s.Now.Add(-m.root.behindUTC()))
+	return s.byDefault() != nil && !endless && !end.After(s.Now.Add(m.root.aheadOfUTC()))
+}
+
+// vacant fails where the default partition has rows of a range. ATTACH would fail as well, but under its
+// lock. Where writers would wait for that, the default partition is read as ATTACH will read it, and in that
+// time: what takes longer is not tried.
+func (m *Manager) vacant(ctx context.Context, s *situation, p *Partition) error {
+	rest := s.byDefault()
+	if rest == nil {
+		return nil
+	}
+	limits := fmt.Sprintf("SET LOCAL lock_timeout = %d",
+		cmp.Or(m.cfg.LockTimeout, lockTimeout).Milliseconds())
+	if m.inRest(s) {
+		limits += fmt.Sprintf("; SET LOCAL statement_timeout = %d; SET LOCAL enable_indexscan = off; "+
+			"SET LOCAL enable_indexonlyscan = off; SET LOCAL enable_bitmapscan = off",
+			cmp.Or(m.cfg.looked, looked).Milliseconds())
+	}
+	key, found := postgres.Quote(m.root.Key), false
+	err := m.inTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, limits); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE %s >= %s AND %s < %s)",
+			m.root.Quoted(), key, catalog.PartitionBound(p.Lower), key, catalog.PartitionBound(p.Upper))).
+			Scan(&found)
+	})
+	switch {
+	case postgres.SQLState(err) == postgres.StateQueryCanceled:
+		return postgres.Fatal(err, codeRestLarge, "", "rows of now go to the default partition %s, and to "+
+			"look through it takes longer than %v, for which their writers would wait: no partition from %s "+
+			"to %s is made", rest.Name, cmp.Or(m.cfg.looked, looked), stamp(p.Lower), stamp(p.Upper))
+	case err != nil:
+		return m.explain("read the default partition", err)
+	case found:
+		return inDefault(nil, rest, p)
+	}
+	return nil
+}
+
+func inDefault(err error, rest, p *Partition) error {
+	return postgres.Fatal(err, codeRest, "", "the default partition %s has rows from %s to %s, so that no "+
+		"other partition can take that range: they go there, and stay", rest.Name, stamp(p.Lower),
+		stamp(p.Upper))
+}
+
 // create makes a partition and attaches it, in one transaction: LIKE and then ATTACH, because PARTITION OF
-// would lock out the writers. It is empty, so there is nothing to check.
-func (m *Manager) create(ctx context.Context, p *Partition) error {
+// would lock out the writers. It is empty, so there is nothing to check but the default partition.
+func (m *Manager) create(ctx context.Context, s *situation, p *Partition) error {
+	if err := m.vacant(ctx, s, p); err != nil {
+		return err
+	}
 	err := m.inTx(ctx, func(tx pgx.Tx) error {
 		readers, err := m.readers(ctx, tx)
 		if err != nil {
@@ -121,6 +174,12 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 		}
 		for _, role := range readers { // who reads the outbox reads it when it is detached, too
 			statements = append(statements, "GRANT SELECT ON "+p.Name+" TO "+role)
+		}
+		if m.inRest(s) {
+			look := cmp.Or(m.cfg.looked, looked)
+			statements = append(statements, fmt.Sprintf("SET LOCAL lock_timeout = %d; SET LOCAL "+
+				"statement_timeout = %d", min(cmp.Or(m.cfg.LockTimeout, lockTimeout), look).Milliseconds(),
+				2*look.Milliseconds()))
 		}
 		for _, sql := range statements {
 			if _, err := tx.Exec(ctx, sql); err != nil {
@@ -143,22 +202,18 @@ func (m *Manager) create(ctx context.Context, p *Partition) error {
 		}
 		return m.note(ctx, tx, p)
 	})
-	switch postgres.SQLState(err) {
-	case stateDuplicateTable:
+	switch rest, state := s.byDefault(), postgres.SQLState(err); {
+	case state == stateDuplicateTable:
 		return postgres.Fatal(err, codeTaken, "Give it another name, by which nobody loses it: ALTER TABLE "+
 			p.Name+" RENAME TO …. If it is a partition of an outbox that was renamed, detached or not, "+
 			"Outflow finds it under any name", "a table %s exists, and is no partition of %s", p.Name,
 			m.root.Quoted())
-	case stateOverlap:
+	case state == stateOverlap:
 		return postgres.Fatal(err, codeTaken, "Detach it, or wait until its range is over",
 			"another partition has a part of the range from %s to %s", stamp(p.Lower), stamp(p.Upper))
-	case stateCheckViolation:
-		return postgres.Fatal(err, codeTaken, "Move them: detach the default partition, insert its rows of "+
-			"that range into the outbox's new partition by hand, which publishes them again, or leave the "+
-			"range to it", "the default partition has rows from %s to %s, so that no partition can take "+
-			"that range", stamp(p.Lower), stamp(p.Upper))
-	}
-	if err != nil {
+	case state == stateCheckViolation && rest != nil: // by rows that came since
+		return inDefault(err, rest, p)
+	case err != nil:
 		return m.explain("make partition "+p.Name, err)
 	}
 	m.o.Hit("partition.attached")

@@ -524,8 +524,7 @@ func TestOnePartitionThatCantGoKeepsNoOther(t *testing.T) {
 		"a foreign key": {[]string{ref, "INSERT INTO ref SELECT id, created_at FROM outbox WHERE " +
 			"created_at < '2024-05-02' LIMIT 1"}, codeNeeded, "still referenced"},
 		"rows of now in a default partition": {[]string{"CREATE TABLE rest PARTITION OF outbox DEFAULT",
-			"INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')"}, codeTaken,
-			"the default partition has rows"},
+			"INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')"}, "", ""},
 		"one that is partitioned": {[]string{"CREATE TABLE parted PARTITION OF outbox FOR VALUES FROM " +
 			"('2024-06-01') TO ('2200-01-01') PARTITION BY HASH (id)"}, "", ""},
 		"one of another table": {[]string{"CREATE TABLE elsewhere (LIKE outbox INCLUDING ALL) PARTITION BY " +

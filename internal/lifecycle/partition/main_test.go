@@ -55,7 +55,7 @@ func newWorld(t *testing.T, srv *pgserver.Server, partitions int) *world {
 	w.out.Stream = Stream{Created: created, LastSeq: 100}
 	w.seen.Stream = w.out.Stream
 	w.cfg = Config{Table: "outbox", Slot: w.Slot, ID: "id", Ahead: 2, Every: 24 * time.Hour,
-		LockTimeout: 200 * time.Millisecond}
+		LockTimeout: 200 * time.Millisecond, looked: time.Minute}
 	w.o = Options{
 		Outside: func(context.Context) (Outside, error) { return w.out, nil },
 		Published: func(_ context.Context, in Period, add func([16]byte) error) (Seen, error) {

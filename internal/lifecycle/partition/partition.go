@@ -390,7 +390,7 @@ func (m *Manager) explain(doing string, err error) error {
 			"which owns the outbox, with the right CREATE on schema %s", m.root.Owner,
 			postgres.Quote(m.root.Schema)),
 			"the role may not %s", doing)
-	case postgres.StateLockNotAvailable:
+	case postgres.StateLockNotAvailable, postgres.StateQueryCanceled:
 		return &outbox.Fault{Class: outbox.Transient, Code: codeLock, Err: err,
 			Message: "could not " + doing + " within the time that the outbox may be locked"}
 	case postgres.StateDependentObjects, stateReferenced, stateRestricted:
@@ -422,6 +422,8 @@ const (
 	codeNeeded      = "partition_needed"
 	codeBehind      = "server_behind"
 	codeTaken       = "partition_name"
+	codeRest        = "partition_default"
+	codeRestLarge   = "partition_default_large"
 )
 
 // partman is what pg_partman does with the outbox.

@@ -73,6 +73,16 @@ func (s *situation) byDefault() *Partition {
 	return nil
 }
 
+// ranges are the partitions that take rows of a range, oldest first.
+func (s *situation) ranges() (all []*Partition) {
+	for _, p := range s.all {
+		if (p.Attached || p.Pending) && !p.Default && (p.Odd == "" || !p.Upper.IsZero()) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
 // pending is the partition that is half detached; nil: there is none.
 func (s *situation) pending() *Partition {
 	for _, p := range s.all {
@@ -157,7 +167,14 @@ func (m *Manager) Plan(ctx context.Context) ([]Step, error) {
 		return nil, err
 	}
 	for _, p := range missing {
-		steps = append(steps, p.create())
+		step := p.create()
+		switch err := m.vacant(ctx, s, p); {
+		case inTheWay(err):
+			step.Action, step.Why = Leave, outbox.FaultOf(err).Message
+		case err != nil:
+			return nil, err
+		}
+		steps = append(steps, step)
 	}
 	for _, p := range s.all {
 		steps = append(steps, m.next(s, p))

@@ -38,7 +38,8 @@ type Config struct {
 	// OwnOnly: what was replicated from other servers is not published.
 	OwnOnly bool
 
-	beat time.Duration // 0: the constant
+	beat   time.Duration // 0: the constant
+	looked time.Duration // likewise
 }
 
 // Slot is a slot that reads rows from the database.

@@ -19,6 +19,8 @@ type Survey struct {
 	Ranges  bool      // it is partitioned by ranges of time, each of which ends
 	Ahead   int       // so many partitions begin later than now, up to the first range without one
 	Until   time.Time // where the last of these ends; zero: there is none
+	Default bool      // a default partition takes what no other one does
+	Hole    time.Time // so long that is rows of now, until the next range; zero: it is not, or there is none
 	Managed bool      // outflow partition has been run
 	Blocked []Blocked // partitions, or the rows of a plain table, that wait for a slot, oldest first
 }
@@ -110,11 +112,10 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 	}
 	s.Ranges = true
 	var there []*Partition
-	byDefault := false
 	for _, bound := range bounds {
 		p := &Partition{}
 		if p.readBound(bound); p.Default {
-			byDefault = true
+			s.Default = true
 			continue
 		}
 		if p.Odd != "" || p.Upper.IsZero() {
@@ -125,12 +126,17 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 			s.Until = p.Upper
 		}
 	}
-	if end, _ := covered(there, now); s.Ranges && !byDefault && s.Until.After(end) {
+	end, endless := covered(there, now)
+	if s.Ranges && !s.Default && s.Until.After(end) {
 		s.Until = end
 	}
 	for _, p := range there {
 		if p.Lower.After(now) && p.Lower.Before(s.Until) {
 			s.Ahead++
+		}
+		if p.Lower.After(now) && s.Default && end.Equal(now) && !endless &&
+			(s.Hole.IsZero() || p.Lower.Before(s.Hole)) {
+			s.Hole = p.Lower
 		}
 	}
 	return nil

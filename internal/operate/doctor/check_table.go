@@ -57,9 +57,17 @@ var tableChecks = []check{
 			p := f.Partitions
 			// who makes partitions in another way may make each when its time has come
 			if p.Ranges && (p.Ahead == 0 || p.Managed && p.Ahead < watch.FewestAhead) {
-				r.find("partitions_ahead", "table %s has %d partitions ahead of now, and takes no row of "+
-					"%s or later",
+				then := "and takes no row of %s or later"
+				if p.Default {
+					then = "and rows of %s or later go to its default partition"
+				}
+				r.find("partitions_ahead", "table %s has %d partitions ahead of now, "+then,
 					f.Layout.Mapping.Table, p.Ahead, p.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
+			}
+			if !p.Hole.IsZero() {
+				r.findAs(finding.Warning, "partition_default", "rows of now, until %s, go to the default "+
+					"partition of table %s, and stay there", p.Hole.UTC().Format("2006-01-02 15:04:05 UTC"),
+					f.Layout.Mapping.Table)
 			}
 			blocked := map[string]bool{} // slots
 			for _, b := range p.Blocked {

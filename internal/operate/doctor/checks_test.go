@@ -289,6 +289,9 @@ var harm = []struct {
 	{"table.partitions", "partitions_ahead", "error", func(f *Facts) {
 		f.Partitions.Managed, f.Partitions.Ahead = true, 1
 	}},
+	{"table.partitions", "partition_default", "warning", func(f *Facts) {
+		f.Partitions.Default, f.Partitions.Hole = true, now.Add(time.Hour)
+	}},
 	{"table.partitions", "partition_blocked", "warning", func(f *Facts) {
 		f.Partitions.Blocked = []partition.Blocked{{Name: "outbox_p20240501", Slot: "debezium", Fence: 5,
 			Since: now.Add(-2 * time.Hour)}}
