@@ -29,7 +29,7 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		}
 	}
 	now := s.Now.UTC()
-	at, endless := covered(there, now)
+	at, endless, ahead := reach(there, m.root.KeyType, now)
 	every := m.cfg.Every
 	if every == 0 {
 		every = span(there, at)
@@ -45,7 +45,7 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		}
 		at, endless = covered(there, at)
 	case at.Equal(now) && !endless: // none takes the rows of now
-		from := now.Add(-m.root.behindUTC())
+		from := now.Add(-behindUTC(m.root.KeyType))
 		at = from.Truncate(every)
 		for _, p := range there { // oldest first
 			if !p.Upper.IsZero() && !p.Upper.After(now) {
@@ -54,7 +54,7 @@ func (m *Manager) missing(s *situation) ([]*Partition, error) {
 		}
 	}
 	var all []*Partition
-	until := now.Add(m.root.aheadOfUTC()).Add(time.Duration(m.cfg.Ahead) * every)
+	until := ahead.Add(time.Duration(m.cfg.Ahead) * every)
 	for !endless && at.Before(until) {
 		upper := at.Add(every)
 		for _, p := range there {
@@ -79,6 +79,13 @@ func span(there []*Partition, at time.Time) time.Duration {
 		}
 	}
 	return every
+}
+
+// reach is where ranges end that follow one another from now on, and from when on ranges lie ahead: nobody
+// writes rows of that time yet, in whatever time zone.
+func reach(there []*Partition, key uint32, now time.Time) (end time.Time, endless bool, ahead time.Time) {
+	end, endless = covered(there, now)
+	return end, endless, now.Add(aheadOfUTC(key))
 }
 
 // covered is where ranges end that follow one another without a gap from a time on; that time, if none takes
@@ -110,8 +117,8 @@ const looked = time.Second
 
 // inRest reports whether rows of now may go to the default partition.
 func (m *Manager) inRest(s *situation) bool {
-	end, endless := covered(s.ranges(), s.Now.Add(-m.root.behindUTC()))
-	return s.byDefault() != nil && !endless && !end.After(s.Now.Add(m.root.aheadOfUTC()))
+	end, endless := covered(s.ranges(), s.Now.Add(-behindUTC(m.root.KeyType)))
+	return s.byDefault() != nil && !endless && !end.After(s.Now.Add(aheadOfUTC(m.root.KeyType)))
 }
 
 // vacant fails where the default partition has rows of a range. ATTACH would fail as well, but under its

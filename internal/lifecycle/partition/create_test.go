@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -148,15 +147,7 @@ func TestNamesOfPartitionsFit(t *testing.T) {
 func TestASurveySaysWhatLiesAheadAndWhoIsInTheWay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 2)
-	look := func() Survey {
-		t.Helper()
-		m := w.manager()
-		defer m.Close()
-		s, err := Look(outboxdb.Within(t), w.Conn, m.root.Table, w.cfg.OtherSlots)
-		must.Succeed(t, err)
-		return s
-	}
-	if s := look(); !s.Ranges || s.Ahead != 0 || s.Managed || !s.Until.Equal(day.AddDate(0, 0, 2)) {
+	if s := w.look(); !s.Ranges || s.Ahead != 0 || s.Managed || !s.Until.Equal(day.AddDate(0, 0, 2)) {
 		t.Errorf("before the first run: %+v", s)
 	}
 	other := w.Slot + "_b"
@@ -164,17 +155,17 @@ func TestASurveySaysWhatLiesAheadAndWhoIsInTheWay(t *testing.T) {
 	w.insert(0, 3, true)
 	w.apply()
 	w.confirm(w.Slot)
-	s := look()
+	s := w.look()
 	if !s.Managed || s.Ahead < 2 || len(s.Blocked) != 2 || s.Blocked[0].Slot != other ||
 		s.Blocked[0].Fence == 0 {
 		t.Errorf("then: %+v", s)
 	}
 	w.cfg.OtherSlots = []string{other}
-	if s := look(); len(s.Blocked) != 0 {
+	if s := w.look(); len(s.Blocked) != 0 {
 		t.Errorf("without the slot: %+v", s)
 	}
 	w.Exec("CREATE TABLE rest PARTITION OF outbox FOR VALUES FROM ('2300-01-01') TO (MAXVALUE)")
-	if s := look(); s.Ranges {
+	if s := w.look(); s.Ranges {
 		t.Errorf("with one that never ends: %+v", s)
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outflowhq/outflow/internal/lab/must"
-	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
@@ -71,14 +69,9 @@ func TestRowsInTheDefaultPartitionKeepNoOtherRangeAway(t *testing.T) {
 				t.Errorf("range %d goes to %s, not %s", n+1, got, want)
 			}
 		}
-		m := w.manager()
-		defer m.Close()
-		s, err := Look(outboxdb.Within(t), w.Conn, m.root.Table, nil)
-		must.Succeed(t, err)
-		if !s.Default || !s.Hole.Equal(today.Add(w.cfg.Every)) || s.Ahead != made {
+		if s := w.look(); !s.Default || !s.Hole.Equal(today.Add(w.cfg.Every)) || s.Ahead != made {
 			t.Errorf("%+v", s)
 		}
-		m.Close()
 		for _, s := range w.apply() {
 			if s.Action.does() && s.Action != Detach && s.Action != Seal {
 				t.Errorf("the next run: %v", s)

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,16 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
+
+// look makes a survey.
+func (w *world) look() Survey {
+	w.T.Helper()
+	m := w.manager()
+	defer m.Close()
+	s, err := Look(outboxdb.Within(w.T), w.Conn, m.root.Table, w.cfg.OtherSlots)
+	must.Succeed(w.T, err)
+	return s
+}
 
 // TestARangeThatIsMissingIsMade: a partition that lies far ahead does not hide that none takes the rows of
 // now, and what is made meets it without a gap. Until then the survey says so.
@@ -25,15 +36,7 @@ func TestARangeThatIsMissingIsMade(t *testing.T) {
 		w.Exec("CREATE TABLE far" + lower.Format("0102") + " PARTITION OF outbox FOR VALUES FROM (" +
 			catalog.PartitionBound(lower) + ") TO (" + catalog.PartitionBound(lower.AddDate(0, 0, 1)) + ")")
 	}
-	survey := func() Survey {
-		t.Helper()
-		m := w.manager()
-		defer m.Close()
-		s, err := Look(outboxdb.Within(t), w.Conn, m.root.Table, nil)
-		must.Succeed(t, err)
-		return s
-	}
-	if s := survey(); s.Ahead != 0 || s.Until.After(now.Add(24*time.Hour)) {
+	if s := w.look(); s.Ahead != 0 || s.Until.After(now.Add(24*time.Hour)) {
 		t.Errorf("no partition takes the rows of now, and %d lie ahead, until %v", s.Ahead, s.Until)
 	}
 	w.apply()
@@ -41,7 +44,7 @@ func TestARangeThatIsMissingIsMade(t *testing.T) {
 		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, "+
 			"'{}', now() + $1 * interval '1 hour')", hours)
 	}
-	if s := survey(); s.Ahead < 4 || s.Ahead > 6 || s.Until.After(now.AddDate(0, 0, 6)) {
+	if s := w.look(); s.Ahead < 4 || s.Ahead > 6 || s.Until.After(now.AddDate(0, 0, 6)) {
 		t.Errorf("afterwards %d lie ahead, until %v", s.Ahead, s.Until)
 	}
 	for _, s := range w.apply() {
@@ -79,6 +82,32 @@ func TestARangeWithoutATimeZoneEndsWhereClocksAreLast(t *testing.T) {
 		for _, zone := range []string{"Etc/GMT+12", "Etc/GMT-14"} { // west of UTC, and east
 			w.Exec("SET TimeZone = '" + zone + "'")
 			w.Exec("INSERT INTO outbox (doc_id) VALUES ('d')")
+		}
+	}
+}
+
+// TestWhatLiesAheadIsCountedAsItIsMade: where the column has no time zone, what lies ahead by UTC may not for
+// who writes with another one.
+func TestWhatLiesAheadIsCountedAsItIsMade(t *testing.T) {
+	t.Parallel()
+	for kind, ahead := range map[string]int{"timestamp": 0, "timestamptz": 4} {
+		w := newWorld(t, pgtest.Server(t), 0)
+		w.cfg.Every, w.cfg.Ahead = 3*time.Hour, 4
+		w.Exec("DROP TABLE outbox")
+		w.Exec("CREATE TABLE outbox (id uuid, doc_id text, at " + kind + " NOT NULL DEFAULT now()) " +
+			"PARTITION BY RANGE (at)")
+		at := time.Now().UTC().Add(-30 * time.Minute)
+		for i := range 5 {
+			w.Exec(fmt.Sprintf("CREATE TABLE %s PARTITION OF outbox FOR VALUES FROM (%s) TO (%s)", old(i),
+				catalog.PartitionBound(at), catalog.PartitionBound(at.Add(w.cfg.Every))))
+			at = at.Add(w.cfg.Every)
+		}
+		if s := w.look(); s.Ahead != ahead || !s.Until.Equal(at.Truncate(time.Microsecond)) {
+			t.Errorf("of %s %d lie ahead until %v, not %d until %v", kind, s.Ahead, s.Until, ahead, at)
+		}
+		w.apply()
+		if s := w.look(); s.Ahead < 4 || s.Ahead > 5 {
+			t.Errorf("of %s then %d lie ahead until %v", kind, s.Ahead, s.Until)
 		}
 	}
 }

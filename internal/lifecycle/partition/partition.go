@@ -174,18 +174,18 @@ func (m *Manager) readRoot(ctx context.Context) (err error) {
 // keyTypes are the types of a partition key that has ranges of time.
 var keyTypes = []uint32{pgtype.TimestamptzOID, pgtype.TimestampOID, pgtype.DateOID}
 
-// behindUTC is how much later than by UTC a range of the key's type may end for who writes to it: a column
+// behindUTC is how much later than by UTC a range of a key of a type may end for who writes to it: a column
 // without a time zone has the time of the writer's session.
-func (r *Root) behindUTC() time.Duration {
-	if r.KeyType == pgtype.TimestamptzOID {
+func behindUTC(key uint32) time.Duration {
+	if key == pgtype.TimestamptzOID {
 		return 0
 	}
 	return 12 * time.Hour
 }
 
 // aheadOfUTC is how much earlier than by UTC a range may begin for them.
-func (r *Root) aheadOfUTC() time.Duration {
-	if r.KeyType == pgtype.TimestamptzOID {
+func aheadOfUTC(key uint32) time.Duration {
+	if key == pgtype.TimestamptzOID {
 		return 0
 	}
 	return 14 * time.Hour

@@ -214,7 +214,7 @@ func (m *Manager) next(s *situation, p *Partition) Step {
 
 func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
 	after := func(t time.Time) time.Time { return t.Add(m.cfg.Slack) }
-	ends := p.Upper.Add(m.root.behindUTC())
+	ends := p.Upper.Add(behindUTC(m.root.KeyType))
 	switch {
 	case p.Default:
 		return step(Leave, "it takes what no other partition does; because of it the others can only be "+

@@ -17,10 +17,10 @@ import (
 // Survey is how a partitioned outbox is, as far as everybody may see it.
 type Survey struct {
 	Ranges  bool      // it is partitioned by ranges of time, each of which ends
-	Ahead   int       // so many partitions begin later than now, up to the first range without one
+	Ahead   int       // so many partitions lie ahead of all writers, up to the first range without one
 	Until   time.Time // where the last of these ends; zero: there is none
 	Default bool      // a default partition takes what no other one does
-	Hole    time.Time // so long that is rows of now, until the next range; zero: it is not, or there is none
+	Hole    time.Time // until then rows of now are among that; zero: they are not, or no range comes behind
 	Managed bool      // outflow partition has been run
 	Blocked []Blocked // partitions, or the rows of a plain table, that wait for a slot, oldest first
 }
@@ -126,12 +126,12 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 			s.Until = p.Upper
 		}
 	}
-	end, endless := covered(there, now)
+	end, endless, ahead := reach(there, key, now)
 	if s.Ranges && !s.Default && s.Until.After(end) {
 		s.Until = end
 	}
 	for _, p := range there {
-		if p.Lower.After(now) && p.Lower.Before(s.Until) {
+		if p.Lower.After(ahead) && p.Lower.Before(s.Until) {
 			s.Ahead++
 		}
 		if p.Lower.After(now) && s.Default && end.Equal(now) && !endless &&

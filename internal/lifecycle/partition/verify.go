@@ -82,10 +82,10 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			}
 		}
 		if !in.Since.IsZero() {
-			in.Since = in.Since.Add(-m.root.aheadOfUTC())
+			in.Since = in.Since.Add(-aheadOfUTC(m.root.KeyType))
 		}
 		if !in.Until.IsZero() {
-			in.Until = in.Until.Add(m.root.behindUTC())
+			in.Until = in.Until.Add(behindUTC(m.root.KeyType))
 		}
 		if err := m.load(ctx, periods(in)); err != nil {
 			return step, err
@@ -206,7 +206,7 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		if err != nil {
 			return gone, err
 		}
-		aged = key + " < " + catalog.PartitionBound(seen.Oldest.Add(m.root.aheadOfUTC()))
+		aged = key + " < " + catalog.PartitionBound(seen.Oldest.Add(aheadOfUTC(m.root.KeyType)))
 		if seen.Oldest.IsZero() {
 			aged = "true"
 		}
