@@ -87,8 +87,12 @@ func retryable(err error) bool { return outbox.ClassOf(err) == outbox.Transient 
 // after that know the new one.
 func (s *snapshot) attempt(ctx context.Context) error {
 	if !s.renewed {
-		err := s.recorded(ctx, func(l *backfill.Conns, _ *backfill.Readings) error {
-			return l.NATS.RenewIngress(ctx)
+		err := s.recorded(ctx, func(l *backfill.Conns, rd *backfill.Readings) error {
+			if err := l.NATS.RenewIngress(ctx); err != nil {
+				return err
+			}
+			// the rows come behind the end of the stream, which may have gone back
+			return l.NATS.ForgetErased(ctx, rd.Stream.ErasedBehind())
 		})
 		if err != nil {
 			return err

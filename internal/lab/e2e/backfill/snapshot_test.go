@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // older is an installation that is still to be made, of a table that has rows.
@@ -114,6 +115,29 @@ func TestASnapshotOfNothingIsAnOrdinarySetup(t *testing.T) {
 	harness.Insert(t, f.Conn, "doc", 1, "{}")
 	f.Start()
 	f.AwaitComplete(t, ns.URL(), 0)
+}
+
+// TestWhatASnapshotPublishesIsNotTakenForErased: a stream that was emptied still says what was erased from
+// it, and the rows come under those sequences. So the archive goes on.
+func TestWhatASnapshotPublishesIsNotTakenForErased(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := older(t, pgtest.Server(t), ns.URL(), "emptied", 10)
+	f.KillSnapshotAt(t, "snapshot.begun:1")
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	cfg := s.CachedInfo().Config
+	cfg.Metadata[outbox.MetadataErased] = outbox.Sequences{{From: 2, To: 3}, {From: 20, To: 20}}.String()
+	_, err = f.JS.UpdateStream(t.Context(), cfg)
+	harness.Must(t, err)
+	f.MustSnapshot()
+	s, err = f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	if got := s.CachedInfo(); got.Config.Metadata[outbox.MetadataErased] != "" || got.State.LastSeq != 10 {
+		t.Errorf("of %d messages are noted as erased: %v", got.State.LastSeq, got.Config.Metadata)
+	}
+	f.Set("ARCHIVE_URL=file://" + t.TempDir())
+	f.MustRun("archive", "run", "--now")
 }
 
 // TestASnapshotReadsTablesOfEveryShape: tables of other shapes.
