@@ -26,18 +26,8 @@ func TestWhatWasErasedBeforeItWasArchivedIsNoGap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.publish(20)
-	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
-	erase := func(all outbox.Sequences) {
-		t.Helper()
-		must.Succeed(t, s.NoteErased(t.Context(), all))
-		for _, r := range all {
-			for seq := r.From; seq <= r.To; seq++ {
-				must.Succeed(t, w.s.SecureDeleteMsg(t.Context(), seq))
-			}
-		}
-	}
-	erase(outbox.Sequences{{From: 1, To: 2}, {From: 5, To: 5}})
-	erase(outbox.Sequences{{From: 7, To: 8}})
+	w.erase(outbox.Sequences{{From: 1, To: 2}, {From: 5, To: 5}})
+	w.erase(outbox.Sequences{{From: 7, To: 8}})
 	w.confirm(8) // has no message
 	if r := w.mustRun(Options{Now: true}); r.Archived != 6 || r.Segments[0].Erased != 3 {
 		t.Errorf("%+v", r)
@@ -63,7 +53,7 @@ func TestWhatWasErasedBeforeItWasArchivedIsNoGap(t *testing.T) {
 		t.Error(err)
 	}
 
-	erase(outbox.Sequences{{From: 14, To: 14}})
+	w.erase(outbox.Sequences{{From: 14, To: 14}})
 	must.Succeed(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(16)))
 	w.confirm(18)
 	_, err := w.run(Options{Now: true})
@@ -80,11 +70,8 @@ func TestWhatWasErasedBeforeItWasArchivedIsNoGap(t *testing.T) {
 // run meanwhile does not wait.
 func TestARunEndsBesideAnInterruptedErasure(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.publish(20)
-	w.confirm(12)
-	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
-	must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: 5, To: 6}}))
+	w := newConfirmed(t)
+	w.noteErased(outbox.Sequences{{From: 5, To: 6}})
 	begun := 0
 	r, err := w.run(Options{Now: true, pause: time.Millisecond, Hit: func(point string) {
 		if point == "archive.begin" {
@@ -129,16 +116,12 @@ func TestARunEndsBesideAnInterruptedErasure(t *testing.T) {
 // TestARunEndsBesideAnErasureThatGoesOn: whenever a segment is made, more of its messages are erased.
 func TestARunEndsBesideAnErasureThatGoesOn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.publish(20)
-	w.confirm(12)
-	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+	w := newConfirmed(t)
 	begun := uint64(0)
 	_, err := w.run(Options{Now: true, pause: time.Millisecond, Hit: func(point string) {
 		if point == "archive.begin" {
 			begun++
-			must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: begun, To: begun}}))
-			must.Succeed(t, w.s.SecureDeleteMsg(t.Context(), begun))
+			w.erase(outbox.Sequences{{From: begun, To: begun}})
 		}
 	}})
 	w.wantFault(err, "erase_busy")
@@ -155,16 +138,12 @@ func TestARunEndsBesideAnErasureThatGoesOn(t *testing.T) {
 // are.
 func TestAnErasureThatGoesOnLeavesAnArchiveThatGoesOn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.publish(20)
-	w.confirm(12)
-	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+	w := newConfirmed(t)
 	begun := uint64(0)
 	o := Options{Now: true, pause: time.Millisecond, Hit: func(point string) {
 		if point == "archive.written" && begun < 8 {
 			begun++
-			must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: begun, To: begun}}))
-			must.Succeed(t, w.s.SecureDeleteMsg(t.Context(), begun))
+			w.erase(outbox.Sequences{{From: begun, To: begun}})
 		}
 	}}
 	_, err := w.run(o)
@@ -181,10 +160,7 @@ func TestAnErasureThatGoesOnLeavesAnArchiveThatGoesOn(t *testing.T) {
 // the one that goes on says it.
 func TestWhatIsErasedFromTheArchiveDuringARestoreIsNoGap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.publish(9)
-	w.confirm(9)
-	w.mustRun(Options{Now: true})
+	w := newArchived(t)
 	w.killRestore("restore.made", 1)
 	w.eraseArchived(func(seq uint64) bool { return seq == 5 })
 	_, err := w.restore(RestoreOptions{To: "AGAIN"})
@@ -233,10 +209,7 @@ func TestWhatIsErasedBetweenTwoRunsOfARestoreMustNotBeInTheStream(t *testing.T) 
 	} {
 		t.Run(fmt.Sprint(c.point, c.erased), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			w.publish(9)
-			w.confirm(9)
-			w.mustRun(Options{Now: true})
+			w := newArchived(t)
 			w.killRestore(c.point, c.n)
 			w.eraseArchived(func(seq uint64) bool { return seq == c.erased })
 			_, err := w.restore(RestoreOptions{To: "AGAIN"})
@@ -258,6 +231,43 @@ func TestWhatIsErasedBetweenTwoRunsOfARestoreMustNotBeInTheStream(t *testing.T) 
 				t.Errorf("%+v", st)
 			}
 		})
+	}
+}
+
+// newConfirmed makes a world of 20 messages, of which 12 are confirmed.
+func newConfirmed(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.publish(20)
+	w.confirm(12)
+	return w
+}
+
+// newArchived makes one of 9 messages, which are archived.
+func newArchived(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.publish(9)
+	w.confirm(9)
+	w.mustRun(Options{Now: true})
+	return w
+}
+
+// noteErased says in the stream's metadata that messages were erased.
+func (w *world) noteErased(all outbox.Sequences) {
+	w.t.Helper()
+	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
+	must.Succeed(w.t, s.NoteErased(w.t.Context(), all))
+}
+
+// erase erases messages from the stream.
+func (w *world) erase(all outbox.Sequences) {
+	w.t.Helper()
+	w.noteErased(all)
+	for _, r := range all {
+		for seq := r.From; seq <= r.To; seq++ {
+			must.Succeed(w.t, w.s.SecureDeleteMsg(w.t.Context(), seq))
+		}
 	}
 }
 

@@ -42,8 +42,7 @@ func TestWhatIsTakenFromWithinIsLost(t *testing.T) {
 	}
 	w.publish(20)
 	run(6, 6)
-	s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
-	must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: 8, To: 8}}))
+	w.noteErased(outbox.Sequences{{From: 8, To: 8}})
 	take(8, 19, 20)
 	w.publishBehind(19, 3)
 	run(20, 18)

@@ -345,8 +345,7 @@ func TestEachMessageIsReadOnce(t *testing.T) {
 			must.Succeed(t, w.s.DeleteMsg(t.Context(), 5))
 		}},
 		"one is erased": {reads: 3 + 17, upTo: 18, lacks: 5, then: func(w *world) {
-			s := stream.New(jsapi.New(w.js.Conn(), ""), "OUTBOX", slog.New(slog.DiscardHandler))
-			must.Succeed(t, s.NoteErased(t.Context(), outbox.Sequences{{From: 5, To: 5}}))
+			w.noteErased(outbox.Sequences{{From: 5, To: 5}})
 			must.Succeed(t, w.s.DeleteMsg(t.Context(), 5))
 		}},
 		"another process archives": {reads: 3, upTo: 18, then: func(w *world) {
