@@ -377,8 +377,9 @@ func TestATableOfStatesThatIsMadeMeanwhileIsTheOwnersOrRefused(t *testing.T) {
 			go func() { taken <- m.takeUp(within) }()
 			if open {
 				outboxdb.Eventually(t, "it waits for who makes one", func() bool {
-					return w.Text("SELECT (wait_event_type = 'Lock')::text FROM pg_stat_activity "+
-						"WHERE pid = $1::text::int", fmt.Sprint(m.conn.PgConn().PID())) == "true"
+					return w.Text("SELECT (coalesce(wait_event_type, '') = 'Lock')::text FROM "+
+						"pg_stat_activity WHERE pid = $1::text::int",
+						fmt.Sprint(m.conn.PgConn().PID())) == "true"
 				})
 				must.Succeed(t, tx.Commit(within))
 			}
