@@ -1,0 +1,123 @@
+package partition
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// shards makes a slot of a second shard, and returns what makes the world that of a shard, with a stream of
+// its own.
+func (w *world) shards() (as func(i int)) {
+	w.T.Helper()
+	slots, streams := []string{w.Slot, w.Slot + "_2"}, []Stream{w.out.Stream, w.out.Stream}
+	streams[1].Created = streams[0].Created.Add(time.Second)
+	w.slot(slots[1])
+	return func(i int) {
+		w.Slot, w.cfg.Slot, w.cfg.Own = slots[i], slots[i], fmt.Sprintf("counter %% 2 = %d", i)
+		w.out.Stream, w.seen.Stream = streams[i], streams[i]
+		for _, slot := range slots {
+			w.confirm(slot)
+		}
+	}
+}
+
+// TestEachShardComparesItsOwnRows: what one has found out is nothing to the other.
+func TestEachShardComparesItsOwnRows(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = time.Hour
+	shard := w.shards()
+	as := func(i int) (Step, error) {
+		shard(i)
+		return w.remove()
+	}
+	w.insert(0, 20, true)
+	for range 2 {
+		for i := range 2 {
+			_, err := as(i)
+			must.Succeed(t, err)
+		}
+	}
+	clear(w.published) // by the streams' limits
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+	for i := range 2 {
+		if s, err := as(i); err != nil || s.Rows != 10 {
+			t.Errorf("shard %d: %v, %d rows, %v", i, s, s.Rows, err)
+		}
+	}
+}
+
+// TestEachShardHasABaselineOfItsOwn: without an id column the fence of one's stream shows its rows, whatever
+// the other's shows of others.
+func TestEachShardHasABaselineOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for _, archive := range []bool{true, false} {
+		w := newPlain(t, 0)
+		w.cfg.ID, w.cfg.Archive = "", archive
+		w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+		as := w.shards()
+		each := func(wantFirst, wantSecond string) {
+			t.Helper()
+			for i := range 2 {
+				for range 3 {
+					as(i)
+					if _, err := w.remove(); err != nil {
+						wantFault(t, err, outbox.Gap, codeUnpublished)
+					}
+				}
+				want := []string{wantFirst, wantSecond}[i]
+				if got := w.Text("SELECT count(*)::text FROM outbox WHERE " + w.cfg.Own); got != want {
+					t.Errorf("archive %v: shard %d has %s rows left, want %s", archive, i, got, want)
+				}
+			}
+		}
+		w.insert(0, 20, true)
+		each("0", "0")
+		as(1)
+		w.anew(func() { w.insert(0, 10, false) })
+		each("0", "5")
+		w.o.AcceptUnpublished = 5
+		each("0", "0")
+		w.o.AcceptUnpublished = 0
+		w.insert(0, 10, true)
+		each("0", "0")
+	}
+}
+
+// TestASlotThatIsMadeAnewHasABaseline, also that of a shard that has none yet, or only the one that an older
+// version made for all shards.
+func TestASlotThatIsMadeAnewHasABaseline(t *testing.T) {
+	t.Parallel()
+	for _, shared := range []bool{false, true} {
+		w := newPlain(t, 0)
+		w.cfg.ID = ""
+		as := w.shards()
+		as(0)
+		w.mustRemove()
+		if s := w.survey(); len(s.Blocked) == 0 || strings.HasPrefix(s.Blocked[0].Name, baseline) {
+			t.Errorf("rows wait by %v", s.Blocked)
+		}
+		if shared {
+			w.Exec("UPDATE outflow_partitions SET name = $1 WHERE name LIKE 'baseline%'", baseline)
+		}
+		as(1)
+		w.anew(func() { w.insert(0, 10, false) })
+		for _, i := range []int{1, 0, 1} {
+			for range 3 {
+				as(i)
+				_, err := w.remove()
+				if err != nil {
+					wantFault(t, err, outbox.Gap, codeUnpublished)
+				}
+			}
+		}
+		if got := w.Text("SELECT string_agg(counter % 2 || '', '') FROM outbox"); got != "11111" {
+			t.Errorf("shared %v: of the 5 rows that the new slot has not read are left: %s", shared, got)
+		}
+	}
+}
