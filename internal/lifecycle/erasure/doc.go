@@ -8,6 +8,10 @@
 // So what the stream had by then, and what was committed below that LSN, is what goes, wherever it lies; and
 // what is written later stays, and is published and archived as ever.
 //
+// Messages of an earlier cluster have LSNs of another WAL, and nothing in them says so: only the sequence
+// tells that they came before. So where a stream loses its end, whoever goes on behind it lowers the cuts
+// first.
+//
 // When every slot has confirmed the cut, no WAL brings the messages again. Those at or below the confirmed
 // checkpoint go from the stream: a start compares none of them. Those behind it, the newest message, and what
 // gap mode remembers, have to wait.

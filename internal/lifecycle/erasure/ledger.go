@@ -63,6 +63,7 @@ type Record struct {
 	Request  string
 	Document []byte // HMAC of its name
 	key      []byte
+	table    string // that has the request
 	rows     string // the table that has the hashes of what was erased
 	System   string // system identifier
 	Stream   string
@@ -71,7 +72,7 @@ type Record struct {
 	Notified  string            // the id of the last event; "": none was asked for, or not yet
 	Rows      int64             // deleted
 	Cut       outbox.LSN        // 0: rows may be left
-	CutSeq    uint64            // see Cut
+	CutSeq    uint64            // see Cut; not behind an end that the stream has lost since
 	Erased    outbox.Sequences  // messages of the stream that were erased, or are about to be
 	Archived  int64             // messages that were erased from the archive
 	Copies    map[string]uint64 // of other streams, how many were erased
@@ -291,7 +292,7 @@ func read(ctx context.Context, q catalog.Querier, k catalog.Kept, condition stri
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Record, error) {
-		r := &Record{rows: rowsOf(k)}
+		r := &Record{table: k.Table, rows: rowsOf(k)}
 		var copies, away []byte
 		var cut, sequences string
 		var seq int64
@@ -466,9 +467,14 @@ func (l *Ledger) Behind(ctx context.Context, cut outbox.LSN, readers partition.R
 
 func (l *Ledger) explain(doing string, err error) error {
 	if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
-		return postgres.Fatal(err, "no_right", "Set retain.postgres_url to a URL of role "+l.owner+
-			", which owns the outbox, with the right CREATE on schema "+postgres.Quote(l.root.Schema),
-			"the role may not %s", doing)
+		return l.noRight(err, doing)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// noRight is the fault of a role that may not do something with the tables.
+func (l *Ledger) noRight(err error, doing string) error {
+	return postgres.Fatal(err, "no_right", "Set retain.postgres_url to a URL of role "+l.owner+
+		", which owns the outbox, with the right CREATE on schema "+postgres.Quote(l.root.Schema),
+		"the role may not %s", doing)
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
@@ -135,10 +134,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		}
 		defer func() { _ = c.store.Close() }()
 	}
-	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
-	if url := cfg.Retain.PostgresURL; url != "" {
-		target.Setting, target.URL = "retain.postgres_url", url
-	}
+	target := conns.Owner(cfg)
 	if c.ledger, err = erasure.Open(ctx, target, l.PGC.Table, cfg.Slot); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/parts"
@@ -316,6 +317,10 @@ func (s *setup) makeSlot(ctx context.Context) error {
 		if s.rows {
 			err := s.fits(conns.States(ctx, s.cfg, (*partition.Manager).CheckForget), parts.Table,
 				catalog.PartitionStates)
+			if err == nil && s.misfit == nil {
+				err = s.fits(conns.Erasures(ctx, s.cfg, (*erasure.Ledger).CheckLower, s.end(r)), parts.Table,
+					erasure.Table)
+			}
 			if err != nil || s.misfit != nil {
 				return err
 			}
@@ -375,6 +380,9 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.share(&first)
 	// what follows comes behind the end of the stream, which may have gone back
+	if err := conns.Erasures(ctx, s.cfg, (*erasure.Ledger).Lower, s.end(r)); err != nil {
+		return err
+	}
 	if err := s.conn.ForgetErased(ctx, r.Stream.ErasedBehind()); err != nil {
 		return err
 	}
@@ -393,6 +401,11 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.reportState(made, parts.Record, "")
 	return nil
+}
+
+// end is where the stream ends.
+func (s *setup) end(r checkpoint.Readings) erasure.End {
+	return erasure.End{Stream: s.cfg.Stream, Created: r.Stream.Created, Last: r.Stream.LastSeq}
 }
 
 // checkFree makes sure that the slot can be made or adopted.

@@ -9,6 +9,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -58,10 +59,25 @@ func (r *repair) unknown(ctx context.Context, f *finding, of []*erasure.Record, 
 	return rest, nil
 }
 
-// forgetErased takes what was erased behind the end that the stream has lost out of its metadata, while the
-// record says that a repair is under way: other messages come under those sequences. What the database knows
-// nothing of stays, unless that was accepted: by that alone the next repair is warned.
+// cuts does something with the requests whose cuts may lie behind the end of the stream.
+func (r *repair) cuts(ctx context.Context, f *finding, s *scan,
+	do func(*erasure.Ledger, context.Context, erasure.End) error) error {
+	end := erasure.End{Stream: r.cfg.Stream, Created: f.Stream.Created, Last: f.Stream.LastSeq}
+	if s == nil || !end.MayBeBefore(s.requests) {
+		return nil
+	}
+	return conns.Erasures(ctx, r.cfg, do, end)
+}
+
+// forgetErased takes what was erased behind the end that the stream has lost out of its metadata, and out of
+// the cuts of requests, while the record says that a repair is under way: other messages come under those
+// sequences. What the database knows nothing of stays, unless that was accepted: by that alone the next
+// repair is warned. Killed between the two, the repair does the rest when it is run again: neither asks what
+// the other has done.
 func (r *repair) forgetErased(ctx context.Context, l *backfill.Conns, f *finding, s *scan) error {
+	if err := r.cuts(ctx, f, s, (*erasure.Ledger).Lower); err != nil {
+		return err
+	}
 	lost := f.Stream.ErasedBehind()
 	if len(lost) > 0 && !r.o.DespiteErasure {
 		unknown, err := r.unknown(ctx, f, s.requests, lost)

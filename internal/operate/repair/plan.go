@@ -51,7 +51,7 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 	if err != nil {
 		return nil, err
 	}
-	if err := r.checkStates(ctx, f, p); err != nil {
+	if err := r.checkRights(ctx, f, p); err != nil {
 		p.close()
 		return nil, err
 	}

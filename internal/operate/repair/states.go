@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 )
@@ -17,15 +18,17 @@ func (r *repair) forgets(f *finding, p *plan) bool {
 		(p.mode == modeNewSlot || f.code == checkpoint.CodeUnfinished)
 }
 
-// checkStates makes sure, before anything is changed, that the table of states can be written if it has to
-// be.
-func (r *repair) checkStates(ctx context.Context, f *finding, p *plan) error {
-	if !r.forgets(f, p) {
-		return nil
+// checkRights makes sure, before anything is changed, that the tables of states and of erasures can be
+// written if they have to be.
+func (r *repair) checkRights(ctx context.Context, f *finding, p *plan) error {
+	if r.forgets(f, p) {
+		p.notes = append(p.notes, fmt.Sprintf("rows of table %s that --where leaves out and that are in no "+
+			"message count as never published: retention keeps them until that is accepted", r.cfg.Table))
+		if err := conns.States(ctx, r.cfg, (*partition.Manager).CheckForget); err != nil {
+			return err
+		}
 	}
-	p.notes = append(p.notes, fmt.Sprintf("rows of table %s that --where leaves out and that are in no "+
-		"message count as never published: retention keeps them until that is accepted", r.cfg.Table))
-	return conns.States(ctx, r.cfg, (*partition.Manager).CheckForget)
+	return r.cuts(ctx, f, p.scan, (*erasure.Ledger).CheckLower)
 }
 
 // forgetStates lets retention forget what the former slot has shown, while the record says that a repair is
