@@ -75,4 +75,9 @@ func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
 		f.MustFail(3, []string{"repair", "--check"}, "code no_right", "GRANT SELECT ON", table)
 		harness.Exec(t, f.Conn, "GRANT SELECT ON "+table+" TO "+run)
 	}
+	harness.Exec(t, f.Conn, "UPDATE outflow_erasures SET cut_sequence = 1000") // the stream has lost its end
+	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot('"+f.Slot+"')")
+	f.MustFail(3, []string{"repair"}, "code no_right", "retain.postgres_url", "write table")
+	f.Set("RETAIN_POSTGRES_URL=" + url(owner))
+	f.MustFail(4, []string{"repair"}, "code slot_missing")
 }
