@@ -59,14 +59,24 @@ func (r *repair) unknown(ctx context.Context, f *finding, of []*erasure.Record, 
 	return rest, nil
 }
 
+// end is where the stream ends.
+func (r *repair) end(f *finding) *erasure.End {
+	return &erasure.End{Stream: r.cfg.Stream, Created: f.Stream.Created, Last: f.Stream.LastSeq}
+}
+
+// erasedBehind reports whether what comes behind the end of the stream may be taken for erased.
+func (r *repair) erasedBehind(f *finding, s *scan) bool {
+	return len(f.Stream.ErasedBehind()) > 0 || r.end(f).MayBeBefore(s.requests)
+}
+
 // cuts does something with the requests whose cuts may lie behind the end of the stream.
 func (r *repair) cuts(ctx context.Context, f *finding, s *scan,
 	do func(*erasure.Ledger, context.Context, erasure.End) error) error {
-	end := erasure.End{Stream: r.cfg.Stream, Created: f.Stream.Created, Last: f.Stream.LastSeq}
+	end := r.end(f)
 	if s == nil || !end.MayBeBefore(s.requests) {
 		return nil
 	}
-	return conns.Erasures(ctx, r.cfg, do, end)
+	return conns.Erasures(ctx, r.cfg, do, *end)
 }
 
 // forgetErased takes what was erased behind the end that the stream has lost out of its metadata, and out of

@@ -74,8 +74,9 @@ func (r *repair) inGapMode(f *finding) *outbox.Fault {
 }
 
 // rebuilt is the plan to write a rebuilt record, unless the table has rows that neither the stream nor the
-// slot has. Messages beyond the checkpoint show that the stream still ends where it did. If there are none,
-// it may be an older copy, and the WAL behind its end is already confirmed.
+// slot has, or other messages would count as erased. Messages beyond the checkpoint show that the stream
+// still ends where it did. If there are none, it may be an older copy, and the WAL behind its end is already
+// confirmed.
 func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*plan, error) {
 	p, err := r.rebuild(ctx, l, f)
 	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
@@ -97,6 +98,9 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*p
 		return &plan{mode: modeNewSlot, why: "the slot can't be kept: " + why}, nil
 	case err != nil || keep.scan.counts[missing] > 0:
 		return keep, err
+	case r.erasedBehind(f, keep.scan):
+		keep.why = "the stream has lost its end, and messages that were erased there"
+		return keep, nil
 	}
 	keep.close()
 	return p, nil

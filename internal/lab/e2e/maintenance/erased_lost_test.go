@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -43,6 +44,22 @@ func TestWhatComesBehindALostEndIsNotTakenForErased(t *testing.T) {
 			if code != 0 || report.Published == 0 || report.Erased != 1 {
 				t.Fatalf("exit code %d: %+v\n%s", code, report, said)
 			}
+		},
+		// of what was lost no row is there
+		"record": func(t *testing.T, f *harness.Installation, lose func()) {
+			settle(t, f)
+			f.MustStop(t)
+			harness.AwaitSlotFree(t, f.Conn, f.Slot)
+			harness.Exec(t, f.Conn, "DELETE FROM outbox")
+			lose()
+			kv, err := f.JS.KeyValue(t.Context(), checkpoint.Bucket(f.Stream))
+			harness.Must(t, err)
+			harness.Must(t, kv.Delete(t.Context(), f.Slot))
+			report, said, code := f.Repair("--accept", "record_missing")
+			if code != 0 || report.Published != 0 {
+				t.Fatalf("exit code %d: %+v\n%s", code, report, said)
+			}
+			harness.Insert(t, f.Conn, doc, 2, "{}")
 		},
 		"init": func(t *testing.T, f *harness.Installation, lose func()) {
 			f.Drain()
