@@ -115,11 +115,11 @@ func (m *Manager) EraseDocument(ctx context.Context, d Document, wait time.Durat
 		if cut.LSN, err = outbox.ParseLSN(end); err != nil {
 			return cut, err
 		}
-		began := time.Now()
+		began := m.now()
 		if err := m.awaitWriters(ctx, began.Add(wait)); err != nil {
 			return cut, err
 		}
-		waited := time.Since(began)
+		waited := m.now().Sub(began)
 		wait, cut.Waited = wait-waited, cut.Waited+waited
 	}
 	return cut, &outbox.Fault{Class: outbox.Transient, Code: "erase_written",
@@ -480,7 +480,7 @@ func (m *Manager) awaitWriters(ctx context.Context, until time.Time) error {
 		for i, w := range writers {
 			ids[i], who[i] = w.ID, w.Who
 		}
-		if !time.Now().Before(until) {
+		if !m.now().Before(until) {
 			return m.unended(who)
 		}
 		select {

@@ -280,3 +280,36 @@ func TestTheRowsOfADocumentAreThoseOfItsMessages(t *testing.T) {
 		}
 	}
 }
+
+// TestAnErasureWaitsForAllTransactionsAsLongAsItWasTold, not for each of them: by a clock that goes on only
+// while one is waited for.
+func TestAnErasureWaitsForAllTransactionsAsLongAsItWasTold(t *testing.T) {
+	t.Parallel()
+	const wait, transactions = time.Minute, 2
+	for each, enough := range map[time.Duration]bool{wait / 3: true, wait * 2 / 3: false} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		m := w.manager()
+		clock, asked, begun := time.Now(), 0, 0
+		m.now = func() time.Time {
+			if asked++; asked == 2 { // since one has begun
+				w.Exec("COMMIT")
+				clock = clock.Add(each)
+			}
+			return clock
+		}
+		d := Document{Column: "doc_id", Name: "d", ID: "id"}
+		cut, err := m.EraseDocument(outboxdb.Within(t), d, wait, func(context.Context) (uint64, error) {
+			if begun++; begun <= transactions {
+				w.Exec("BEGIN")
+				w.insert(0, 1, false)
+				asked = 0
+			}
+			return 1, nil
+		})
+		if !enough {
+			wantFault(t, err, outbox.Transient, CodeWaits)
+		} else if err != nil || cut.Waited != transactions*each || cut.Rows != transactions {
+			t.Errorf("each for %v: %+v, %v", each, cut, err)
+		}
+	}
+}

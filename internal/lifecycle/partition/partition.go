@@ -78,6 +78,8 @@ type Manager struct {
 	published *published // nil: the stream was not read yet
 	began     time.Time  // when this run did
 	o         Options
+
+	now func() time.Time // by which is counted how long transactions are waited for
 }
 
 // Options are what a manager needs of others.
@@ -119,7 +121,7 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, conn: conn, o: o}
+	m := &Manager{cfg: cfg, conn: conn, o: o, now: time.Now}
 	defer func() {
 		if err != nil {
 			m.Close()

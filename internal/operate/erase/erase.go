@@ -65,7 +65,6 @@ type command struct {
 	reached map[[2]string]uint64 // by origin and filters, what the stream that was read last has from there
 	untold  map[string]uint64    // by place, messages that do not say which document they are of
 	passed  int                  // segments of the archive that were not read: no message has its subject
-	waited  time.Duration        // for transactions
 	parked  erasure.FoundParked
 	theirs  []string           // partitions that somebody else detached
 	others  []checkpoint.Other // slots of other Outflows
@@ -295,13 +294,14 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 	if err := c.sameServer(); err != nil {
 		return err
 	}
+	var waited time.Duration
 	if c.rec.Cut == 0 {
-		if err := c.rows(ctx, m); err != nil {
+		if waited, err = c.rows(ctx, m); err != nil {
 			return err
 		}
 	}
 	c.o.Hit("erase.cut")
-	until := time.Now().Add(c.o.Wait - c.waited)
+	until := time.Now().Add(c.o.Wait - waited)
 	confirmed, err := c.slots(ctx, until)
 	if err != nil || !confirmed {
 		return c.waits(err)
@@ -358,22 +358,22 @@ func (c *command) sameServer() error {
 			c.o.Request, c.rec.System, c.rec.Cut, c.rd.Server.SystemID, c.rd.Server.WALEnd)}
 }
 
-// rows deletes the rows, and notes the cut.
-func (c *command) rows(ctx context.Context, m *partition.Manager) error {
+// rows deletes the rows, and notes the cut. It returns how long it has waited for transactions.
+func (c *command) rows(ctx context.Context, m *partition.Manager) (time.Duration, error) {
 	if c.o.Notify != nil && c.rec.Notified == "" {
 		if err := c.notify(ctx); err != nil {
-			return err
+			return 0, err
 		}
 		c.o.Hit("erase.notified")
 	}
 	n, err := m.CountDocument(ctx, c.document())
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if c.rec.Rows == 0 { // a run that is killed forgets how many it has deleted
 		c.rec.Rows = n
 		if err := c.ledger.Save(ctx, c.rec); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	cut, err := m.EraseDocument(ctx, c.document(), c.o.Wait, func(ctx context.Context) (uint64, error) {
@@ -382,17 +382,16 @@ func (c *command) rows(ctx context.Context, m *partition.Manager) error {
 		st, err := c.stream.Tail(ctx)
 		return st.LastSeq, err
 	})
-	c.waited = cut.Waited
 	if f := outbox.FaultOf(err); f != nil && f.Code == partition.CodeWaits {
 		c.rep.Waiting = append(c.rep.Waiting, f.Message)
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	c.o.Hit("erase.deleted")
 	c.theirs = cut.Theirs // somebody may have detached one, and an apply have seen it, since this began
 	c.rec.Cut, c.rec.CutSeq, c.rec.Rows = cut.LSN, cut.Seq, max(c.rec.Rows, cut.Rows)
-	return c.ledger.Save(ctx, c.rec)
+	return cut.Waited, c.ledger.Save(ctx, c.rec)
 }
 
 // poll is how often is looked whether the rest may go.

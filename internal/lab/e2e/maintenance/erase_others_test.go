@@ -1,14 +1,10 @@
 package maintenance
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/harness"
@@ -66,34 +62,6 @@ func TestAnErasureWaitsForEachOutflowOfTheTable(t *testing.T) {
 		return nil
 	})
 	second.MustStop(t)
-	f.MustStop(t)
-	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", foreign)
-}
-
-// TestAnErasureWaitsOnceForAsLongAsItWasTold: what was waited for a transaction is over when slots are.
-func TestAnErasureWaitsOnceForAsLongAsItWasTold(t *testing.T) {
-	t.Parallel()
-	const wait, open = 15 * time.Second, 12 * time.Second
-	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "waitsonce")
-	foreign := "debezium_" + f.Slot
-	harness.Exec(t, f.Conn, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", foreign)
-	ended := make(chan time.Time, 1)
-	conn, err := pgx.Connect(t.Context(), f.URL)
-	harness.Must(t, err)
-	defer func() { _ = conn.Close(context.Background()) }()
-	tx, err := conn.Begin(t.Context())
-	harness.Must(t, err)
-	_, err = tx.Exec(t.Context(), "LOCK TABLE outbox IN ROW EXCLUSIVE MODE")
-	harness.Must(t, err)
-	time.AfterFunc(open, func() {
-		_ = tx.Commit(context.Background())
-		ended <- time.Now()
-	})
-	_, said, code := f.Run("erase", "--doc", "gone", "--request", "r", "--yes", "--wait", wait.String())
-	after := time.Since(<-ended)
-	if code != 1 || !strings.Contains(said, "slot "+foreign) || after >= wait {
-		t.Errorf("exit code %d, %v after the transaction has ended: %s", code, after, said)
-	}
 	f.MustStop(t)
 	harness.Exec(t, f.Conn, "SELECT pg_drop_replication_slot($1)", foreign)
 }
