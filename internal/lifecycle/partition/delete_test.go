@@ -315,11 +315,11 @@ func TestRowsAreDeletedWhenTheArchiveHasEachOfThem(t *testing.T) {
 	}
 	w.o.AcceptUnpublished, w.cfg.ID = 0, ""
 	w.insert(0, 4, true)
-	for range 2 {
+	for range 2 { // the run before may have set a fence
+		w.confirm(w.Slot)
 		if _, err = w.remove(); err != nil {
 			break
 		}
-		w.confirm(w.Slot)
 	}
 	if f := wantFault(t, err, outbox.Gap, codeUnpublished); !strings.Contains(f.Message, "the 4 rows of") ||
 		w.rows() != "4" {
