@@ -31,7 +31,8 @@ func PostgresSQL(db *sql.DB) Offsets {
 }
 
 // SQLTx is the transaction that also moves the offset, with [PostgresSQL]; otherwise nil. The handler must
-// not commit it, roll it back or use it after returning.
+// not commit it, roll it back or use it after returning. If another goroutine ends it then, database/sql may
+// panic.
 func (e *Event) SQLTx() *sql.Tx { return e.sqlTx }
 
 // statements is what a sql.DB, a sql.Conn and a sql.Tx have in common.
@@ -176,10 +177,14 @@ func (d sqlDatabase) most() int { return d.db.Stats().MaxOpenConnections }
 
 func (d sqlDatabase) key() any { return d.db }
 
+// sqlConn is a connection of database/sql. Nobody but its user ends a transaction on it, so nothing closes it
+// while it is used: sql.Conn looks whether it is closed before it takes its lock, and panics if it is closed
+// in between. That is what the end of a transaction does which finds the connection broken.
 type sqlConn struct {
 	runnerSQL
 	conn *sql.Conn
-	end  context.CancelFunc // of the newest transaction
+	// has database/sql end the newest transaction, on another goroutine: nothing but Close may follow
+	end context.CancelFunc
 }
 
 func (c *sqlConn) Begin(ctx context.Context) (pgx.Tx, error) {
@@ -194,22 +199,34 @@ func (c *sqlConn) BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error) 
 	if mode := strings.TrimPrefix(begin, "BEGIN"); mode != "" {
 		further = "SET TRANSACTION" + mode + ";" + further
 	}
-	own, end := context.WithCancel(ctx)
-	tx, err := c.conn.BeginTx(own, nil)
-	if err != nil {
-		end()
+	var own context.Context // only c.end ends it, and so the transaction
+	own, c.end = context.WithCancel(context.WithoutCancel(ctx))
+	t := &sqlTx{conn: c, check: strings.TrimSuffix(o.CommitQuery, "; COMMIT")}
+	if err := c.within(ctx, func() (err error) {
+		t.tx, err = c.conn.BeginTx(own, nil)
+		return err
+	}); err != nil {
 		return nil, err
 	}
-	c.end = end
-	t := &sqlTx{runnerSQL: runnerSQL{tx}, tx: tx, conn: c.conn,
-		check: strings.TrimSuffix(o.CommitQuery, "; COMMIT")}
+	t.runnerSQL = runnerSQL{t.tx}
 	if further != "" {
 		if _, err := t.Exec(ctx, further); err != nil {
-			_ = tx.Rollback()
+			_ = t.Rollback(ctx)
 			return nil, err
 		}
 	}
 	return t, nil
+}
+
+// within begins or ends a transaction, which the driver gives up when ctx ends, if it can. As with pgx the
+// connection is closed then.
+func (c *sqlConn) within(ctx context.Context, do func() error) error {
+	stop := context.AfterFunc(ctx, c.end)
+	err := do()
+	if !stop() {
+		_ = c.conn.Close() // also if somebody is at it: from here on all uses see that it is closed
+	}
+	return err
 }
 
 func (c *sqlConn) Release() {
@@ -232,7 +249,7 @@ type sqlTx struct {
 	pgx.Tx // nil: what it has beside is not used
 
 	tx   *sql.Tx
-	conn *sql.Conn // nil for a transaction without handlers
+	conn *sqlConn // nil if the pool has it: it ends with the context that it began with
 	// SQL that divides by zero if the transaction is not the one that began; "": nobody can end it
 	check string
 }
@@ -252,29 +269,36 @@ func (t *sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row
 func (t *sqlTx) Commit(ctx context.Context) error {
 	if t.check != "" {
 		if _, err := t.Exec(ctx, t.check); err != nil {
-			_ = t.tx.Rollback()
+			_ = t.Rollback(ctx)
 			if sqlState(err) == "22012" {
 				return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "22012", Message: err.Error()}
 			}
 			return err
 		}
 	}
-	return t.tx.Commit()
+	return t.ends(ctx, t.tx.Commit)
 }
 
-func (t *sqlTx) Rollback(context.Context) error {
-	err := t.tx.Rollback()
+func (t *sqlTx) Rollback(ctx context.Context) error {
+	err := t.ends(ctx, t.tx.Rollback)
 	if errors.Is(err, sql.ErrTxDone) {
 		return pgx.ErrTxClosed
 	}
 	return err
 }
 
+func (t *sqlTx) ends(ctx context.Context, do func() error) error {
+	if t.conn == nil {
+		return do()
+	}
+	return t.conn.within(ctx, do)
+}
+
 // left returns an error if the handler has left the transaction as it must not be. pgx's driver knows that by
 // itself; others have to ask the server.
 func (t *sqlTx) left(ctx context.Context) error {
 	status := byte(0)
-	_ = t.conn.Raw(func(driver any) error {
+	_ = t.conn.conn.Raw(func(driver any) error {
 		if c, ok := driver.(interface{ Conn() *pgx.Conn }); ok && !c.Conn().IsClosed() {
 			status = c.Conn().PgConn().TxStatus()
 		}
