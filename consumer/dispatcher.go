@@ -269,7 +269,7 @@ func (d *dispatcher) inspect(f flowState) error {
 }
 
 // skipToBarrier moves to the sequence to stop at, if there is nothing more to read up to it: the filter
-// leaves out the rest, or it was removed. What the broker has lost comes again, and is none of that.
+// leaves out the rest, or it was erased. What the broker has lost comes again, and is none of that.
 func (d *dispatcher) skipToBarrier() error {
 	if d.until == 0 || d.at.Seq >= d.until {
 		return nil
@@ -288,15 +288,22 @@ func (d *dispatcher) skipToBarrier() error {
 		return err
 	}
 	st, err := stateOf(d.work, d.src)
+	front := st.Kept
+	if err == nil {
+		front, err = frontOf(d.work, d.src, front)
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
-	case m == nil && (st.Last < d.until || st.Kept <= d.until && !st.Erased.Has(d.until)):
+	case m == nil && (st.Last < d.until || front <= d.until && !st.Erased.Has(d.until)):
 		return fmt.Errorf("stream %s: sequence %d, behind which another layout begins, is gone: %w",
 			d.cfg.Stream, d.until, errLostEnd)
 	}
 	// It may have been lost before the first question, and have come again before the second one.
 	if more, err := d.moreToBarrier(); more || err != nil {
+		return err
+	}
+	if err := d.explainBarrier(st, front); err != nil {
 		return err
 	}
 	at := offset{Seq: d.until}
@@ -309,6 +316,20 @@ func (d *dispatcher) skipToBarrier() error {
 	}
 	d.at, d.header = at, nil
 	return nil
+}
+
+// explainBarrier is gap for what was removed up to the sequence to stop at: nobody reads it behind that. With
+// a filter only the stream's front tells.
+func (d *dispatcher) explainBarrier(st stream.State, front uint64) error {
+	if d.cfg.readsAll() {
+		_, err := d.explainJump(&stream.Message{Sequence: d.until + 1})
+		return err
+	}
+	handed, err := d.reader.Check(d.work)
+	if err != nil {
+		return err
+	}
+	return d.removed(st.Erased.Lacking(max(handed, d.at.Seq)+1, min(front-1, d.until)))
 }
 
 // moreToBarrier reports whether the stream has something to read up to the sequence to stop at.

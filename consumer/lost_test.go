@@ -179,3 +179,33 @@ func b2i(b bool) int {
 	}
 	return 0
 }
+
+// TestWhatWasRemovedBeforeABarrierIsAGapForAFilter: the message behind which another layout begins is not of
+// the filter, so a session moves to it, but not over what retention took and nobody had read.
+func TestWhatWasRemovedBeforeABarrierIsAGapForAFilter(t *testing.T) {
+	t.Parallel()
+	for removed, gap := range map[int64]string{3: "", 5: "sequences 4 to 5", 7: "sequences 4 to 6"} {
+		s, src := &publisher{}, newMemoryStream()
+		all := s.events(8, 1)
+		src.publish(all...)
+		src.removeTo(removed)
+		h, err := outbox.ParseHeader(all[2].Header.Get(outbox.HeaderName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := Config{Name: "orders", Stream: "OUTBOX", Filters: []string{"outbox.d1"}, Log: slog.Default()}
+		d := newDispatcher(&run{cfg: &cfg, source: live, src: &unmatched{src}, work: t.Context()}, 6,
+			offsetOf(3, &h))
+		d.reader = &memoryReader{s: src, at: 3}
+		err = d.skipToBarrier()
+		if gap == "" && (err != nil || d.at.Seq != 6) ||
+			gap != "" && (!errors.Is(err, ErrGap) || !strings.Contains(err.Error(), gap)) {
+			t.Errorf("up to %d was removed: at %d, %v", removed, d.at.Seq, err)
+		}
+	}
+}
+
+// unmatched is a stream that has nothing for the filter.
+type unmatched struct{ *memoryStream }
+
+func (*unmatched) Next(context.Context, uint64) (uint64, error) { return 0, nil }

@@ -27,6 +27,7 @@ import (
 //	again 2 3           the broker is given e2 and e3 again
 //	lose 5 [back]       it loses everything from sequence 5; back: its last sequence goes back as well
 //	remove 1 2          it removes sequences, as retention does
+//	erase 1 2           it removes them, and says so
 //	recreate            the stream is deleted and made again
 //	session             a session begins
 //	read                it reads all that there is
@@ -91,6 +92,8 @@ func (s *scripted) do(verb string, args []string) error {
 		s.stream.lose(numbers()[0], len(args) > 1)
 	case "remove":
 		s.stream.remove(numbers()...)
+	case "erase":
+		s.stream.erase(numbers()...)
 	case "recreate":
 		s.stream.change(func() {
 			clear(s.stream.held)
