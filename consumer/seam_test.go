@@ -9,7 +9,9 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,6 +44,8 @@ type seamTrial struct {
 	src  *memoryStream
 	past *memoryArchive
 	done uint64 // what the consumer has read before
+	// 2: it reads the rest after it was asked for another layout, so up to a barrier
+	partitions int
 
 	mu  sync.Mutex
 	had []uint64
@@ -54,7 +58,7 @@ func (s *seamTrial) damaged(offsets Offsets) {
 	rnd, s1 := rand.New(rand.NewPCG(s.seed, 3)), &publisher{}
 	n := 6 + rnd.IntN(20)
 	all := s1.windows(rnd, n)
-	s.src, s.done, s.had = newMemoryStream(), rnd.Uint64N(uint64(n)), nil
+	s.src, s.done, s.had, s.partitions = newMemoryStream(), rnd.Uint64N(uint64(n)), nil, 1
 	s.past = newMemoryArchive(s.src)
 	s.src.publish(all[:s.done]...)
 	if s.done > 0 {
@@ -112,6 +116,15 @@ func (s *seamTrial) damaged(offsets Offsets) {
 	if rnd.IntN(3) == 0 {
 		s.restore()
 	}
+	if s.done > 0 {
+		s.partitions += rnd.IntN(2)
+	}
+	told := s.src.first > s.src.last || s.partitions > 1 && s.src.erased.Has(s.src.last)
+	if s.src.held[s.src.last] == nil && !told {
+		// What is missing at the end of a stream the broker may have lost: then it comes again. Only the next
+		// message tells, or a barrier that was erased.
+		s.src.publish(s1.windows(rnd, 1)...)
+	}
 }
 
 // restore puts the stream back from the archive, unless the consumer could not tell that it is the same.
@@ -158,7 +171,7 @@ func (s *seamTrial) readable() (readable, lost []uint64) {
 
 func (s *seamTrial) config() Config {
 	cfg := (&harness{t: s.t, log: slog.New(slog.DiscardHandler)}).config(s.src)
-	cfg.Archive, cfg.Partitions, cfg.Lease = s.past, 1, time.Minute
+	cfg.Archive, cfg.Partitions, cfg.Lease = s.past, max(s.partitions, 1), time.Minute
 	return cfg
 }
 
@@ -258,6 +271,86 @@ func TestWhatIsErasedAroundTheSeamIsNoGapAndWhatIsLostIs(t *testing.T) {
 	if whole == 0 || gaps == 0 {
 		t.Errorf("%d trials without a loss, and %d with one", whole, gaps)
 	}
+}
+
+// TestTheNextMessageTellsWhatIsMissingAtTheEnd: sequence 7 was lost, and what was archived behind it has been
+// erased, so a stream that is put back ends with a hole. As long as nothing is behind that it looks like one
+// that comes again. A consumer that has read up to 6 waits, and passes it over for nobody.
+func TestTheNextMessageTellsWhatIsMissingAtTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, comesAgain := range []bool{false, true} {
+		s1, offsets := &publisher{}, Memory()
+		s := &seamTrial{t: t, src: newMemoryStream(), done: 6}
+		s.past = newMemoryArchive(s.src)
+		s.src.publish(s1.events(6, 1)...)
+		if err := s.run(s.config(), offsets, s.done); err != nil {
+			t.Fatalf("before: %v", err)
+		}
+		s.had = nil
+		s.src.publish(s1.events(4, 1)...)
+		s.src.erase(2, 6)
+		s.past.to(9)
+		s.past.loses(5, 5)
+		s.past.loses(7, 7)
+		s.src.removeTo(10)
+		s.past.erase(1, 4, 8, 9)
+		s.restore()
+		if s.src.first != 3 || s.src.last != 9 || len(s.src.held) != 1 {
+			t.Fatalf("the stream has %v, up to %d", s.src.held, s.src.last)
+		}
+		cfg, looked := s.config(), &lookedAt{memoryStream: s.src}
+		cfg.hooks.Source = looked
+		c, err := New(nil, offsets, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.cfg.confirm, c.cfg.interval = time.Millisecond, 5*time.Millisecond
+		r := (&harness{t: t}).start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.had = append(s.had, e.Sequence)
+			return nil
+		})
+		await.Until(t, "inspections", func() error {
+			if n := looked.times.Load(); n < 20 {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
+		s.src.change(func() {
+			if comesAgain {
+				s.src.lost = 7
+			}
+		})
+		s.src.publish(s1.events(1, 1)...)
+		if !comesAgain {
+			err := r.ends()
+			if !errors.Is(err, ErrGap) || !strings.Contains(err.Error(), "sequences 7 to 7 are") {
+				t.Errorf("Run: %v", err)
+			}
+			continue
+		}
+		await.Until(t, "the message", func() error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if !slices.Equal(s.had, []uint64{10}) {
+				return fmt.Errorf("had %v", s.had)
+			}
+			return nil
+		})
+		r.stopped()
+	}
+}
+
+// lookedAt counts how often it was asked for the stream's state.
+type lookedAt struct {
+	*memoryStream
+	times atomic.Int64
+}
+
+func (l *lookedAt) State(ctx context.Context) (stream.State, error) {
+	l.times.Add(1)
+	return l.memoryStream.State(ctx)
 }
 
 // TestWhatTheBrokerLostAtTheSeamIsNoGap: the archive ends before it, the stream begins behind it, and the

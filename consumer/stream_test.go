@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 func (w *harness) onStream(js jetstream.JetStream, change func(*Config)) *Consumer {
@@ -153,6 +154,75 @@ func TestAFilterLeavesTheOtherSubjectsOut(t *testing.T) {
 	r = w.start(w.onStream(js, filter), handler)
 	w.await(append(mine, more))
 	r.stopped()
+}
+
+// TestAHoleAtTheEndOfAStreamIsToldByTheNextMessage: a server keeps the last sequence when it loses the newest
+// messages, and when somebody deletes them. A consumer that had not read them can't tell which it was, until
+// the next message comes. Where nothing at all is left they do not come again.
+func TestAHoleAtTheEndOfAStreamIsToldByTheNextMessage(t *testing.T) {
+	t.Parallel()
+	for _, archive := range []Archive{nil, newMemoryArchive(newMemoryStream())} {
+		for _, then := range []string{"another event", "they come again", "all is purged"} {
+			t.Run(fmt.Sprint(then, archive != nil), func(t *testing.T) {
+				t.Parallel()
+				w, s := newHarness(t), &publisher{}
+				js, _ := realStream(t, jetstream.StreamConfig{})
+				consumer := func() *Consumer {
+					return w.onStream(js, func(c *Config) { c.Archive = archive })
+				}
+				all := s.events(9, 3)
+				publish(t, js, all[:6]...)
+				r := w.start(consumer(), handler)
+				w.await(all[:6])
+				w.awaitOffsets(6)
+				r.stopped()
+				publish(t, js, all[6:]...)
+				st, err := js.Stream(t.Context(), "OUTBOX")
+				if err != nil {
+					t.Fatal(err)
+				}
+				for seq := uint64(7); seq <= 9 && err == nil; seq++ {
+					err = st.DeleteMsg(t.Context(), seq)
+				}
+				if err == nil && then == "all is purged" {
+					err = st.Purge(t.Context())
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if info, err := st.Info(t.Context()); err != nil || info.State.LastSeq != 9 {
+					t.Fatalf("%+v, %v", info, err)
+				}
+				r = w.start(consumer(), handler)
+				next := s.event("d1")
+				if then != "all is purged" {
+					await.Until(t, "a pull", func() error {
+						all := readers(t, js)
+						for _, info := range all {
+							if info.NumWaiting > 0 {
+								return nil
+							}
+						}
+						return fmt.Errorf("%d consumers", len(all))
+					})
+					if then == "they come again" {
+						next.Header.Set(outbox.HeaderLost, "7")
+					}
+					publish(t, js, next)
+				}
+				if then == "they come again" {
+					w.await(append(all[:6:6], next))
+					r.stopped()
+					return
+				}
+				err = r.ends()
+				if !errors.Is(err, ErrGap) || !strings.Contains(err.Error(), "sequences 7 to 9 are") {
+					t.Errorf("Run: %v", err)
+				}
+				w.exactly(all[:6])
+			})
+		}
+	}
 }
 
 // Without a database: at least once, in order.
