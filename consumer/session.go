@@ -37,12 +37,19 @@ func (r *runner) session(ctx context.Context) (err error) {
 	defer func() {
 		err = r.forbidden(err, before)
 		// After most errors another session of this instance follows at once, which keeps its partitions.
-		if isCrash(err) || !r.leaves(err) {
+		keeps := !r.leaves(err)
+		if isCrash(err) || keeps && r.store.transactional() {
 			r.store.abandon()
 			return
 		}
 		give, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 		defer cancel()
+		if keeps { // that one begins with what is written
+			if lost := r.store.renew(give); lost != nil {
+				r.cfg.Log.Warn("what was done last may come again", "err", lost)
+			}
+			return
+		}
 		if lost := r.store.release(give); lost != nil {
 			r.cfg.Log.Warn("the partitions are left until the lease ends", "err", lost)
 		}

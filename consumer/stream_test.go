@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -154,6 +155,58 @@ func TestAFilterLeavesTheOtherSubjectsOut(t *testing.T) {
 	r = w.start(w.onStream(js, filter), handler)
 	w.await(append(mine, more))
 	r.stopped()
+}
+
+// TestWithoutADatabaseASessionKeepsWhatTheOneBeforeHasDone: an instance that waits for another layout begins
+// one session after the other, and each is over before the offsets are due to be written. None repeats
+// events.
+func TestWithoutADatabaseASessionKeepsWhatTheOneBeforeHasDone(t *testing.T) {
+	t.Parallel()
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	s, w := &publisher{}, &harness{t: t}
+	var mu sync.Mutex
+	var had []uint64
+	run := func(partitions int) *running {
+		t.Helper()
+		c, err := New(js, JetStream(), Config{Name: "orders", Stream: "OUTBOX", Partitions: partitions,
+			Lease: time.Minute, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			had = append(had, e.Sequence)
+			return nil
+		})
+	}
+	var want []uint64
+	next := func(n int) {
+		t.Helper()
+		publish(t, js, s.events(n, 1)...)
+		for range n {
+			want = append(want, uint64(len(want)+1))
+		}
+	}
+	handled := func() {
+		t.Helper()
+		await.Until(t, "the events", func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(had, want) {
+				return fmt.Errorf("%v", had[:min(len(had), len(want)+1)])
+			}
+			return nil
+		})
+	}
+	for partitions := 1; partitions <= 3; partitions++ {
+		next(3)
+		r := run(partitions)
+		handled()
+		next(1) // behind the barrier
+		handled()
+		r.stopped()
+	}
 }
 
 // TestAHoleAtTheEndOfAStreamIsToldByTheNextMessage: a server keeps the last sequence when it loses the newest
