@@ -72,6 +72,23 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	return st, info.State.Consumers, nil
 }
 
+// Cuts counts the cuts that are in the stream.
+func (s *Stream) Cuts(ctx context.Context) (int, error) {
+	var info struct {
+		jsapi.Answer
+		State struct {
+			Subjects map[string]int `json:"subjects"`
+		} `json:"state"`
+		Cluster *jsapi.Cluster `json:"cluster"`
+	}
+	request := map[string]string{"subjects_filter": outbox.CutSubject}
+	err := s.api.Ask(ctx, "STREAM.INFO."+s.name, request, &info)
+	if err == nil && info.Cluster != nil && info.Cluster.Leader == "" {
+		err = transient("no_leader", fmt.Sprintf("stream %s has no leader", s.name))
+	}
+	return info.State.Subjects[outbox.CutSubject], err
+}
+
 // listTimeout is how long the list of consumers may take. It is for messages only, and the server asks each
 // consumer's leader for it: seconds while one is away. No start waits for that.
 const listTimeout = 250 * time.Millisecond

@@ -22,6 +22,7 @@ type Facts struct {
 	Created     time.Time // the stream's
 	First, Last uint64    // its sequences
 	Newest      uint64    // the last one that has a message: a broker may have lost those after it; 0: none
+	Cuts        int       // so many of its messages are cuts, where clusters share it
 
 	Record   *checkpoint.Record // nil: there is none
 	Archived uint64             // the archive of this stream has everything up to here, and has verified it
@@ -127,7 +128,7 @@ var clauses = []clause{
 			if memory == 0 {
 				continue
 			}
-			p.Remembered = memory
+			p.Remembered = memory + f.Cuts // which no record keeps for so long: all may lie between
 			above, _, _ := checkpoint.Start{Checkpoint: p.Checkpoint, Holes: f.Record.Holes,
 				Accepted: f.Record.Base}.Memory()
 			upTo, most = min(upTo, above), max(most, memory)

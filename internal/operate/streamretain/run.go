@@ -303,7 +303,13 @@ func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error
 		return nil, nil, err
 	}
 	f.First, f.Last = s.State.First, s.State.Last
-	f.Newest, err = streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow(ctx, f.Last)
+	of := streams.New(c.conn.API(), c.cfg.Stream, c.log)
+	if f.Record != nil && f.Record.Epoch > 0 {
+		if f.Cuts, err = of.Cuts(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	f.Newest, err = of.AtOrBelow(ctx, f.Last)
 	return s, f, err
 }
 

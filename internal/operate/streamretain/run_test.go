@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -151,6 +152,41 @@ func TestGapModeFindsWhatItRemembers(t *testing.T) {
 	w.base = 85
 	w.confirm(95)
 	w.goes(0, "memory: up to 0 may go")
+}
+
+// TestGapModeFindsWhatItRemembersAmongCuts: a cut is no message that it remembers, and no record knows all of
+// them.
+func TestGapModeFindsWhatItRemembersAmongCuts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	cfg := streamConfig(1)
+	cfg.Subjects = append(cfg.Subjects, outbox.CutSubject)
+	_, err := w.js.UpdateStream(t.Context(), cfg)
+	must.Succeed(t, err)
+	w.gap = &relay.Settings{Sort: outbox.ByGap, MaxEvents: relay.DefaultMaxEvents,
+		MaxBytes: relay.DefaultMaxBytes, Gap: relay.Gap{Bound: relay.DefaultBound, Cold: relay.DefaultCold,
+			Memory: 20, First: relay.DefaultFirst}}
+	w.publish(55)
+	cut := outbox.Cut{LSN: 55 * 16, SystemID: 1, Timeline: 1, Epoch: 2, Owner: 2}
+	for range 3 {
+		_, err := w.js.PublishMsg(t.Context(), &nats.Msg{Subject: outbox.CutSubject,
+			Header: nats.Header{outbox.HeaderCut: {cut.String()}}})
+		must.Succeed(t, err)
+	}
+	w.publish(42)
+	w.cfg.Cluster.Mode, w.cfg.Cluster.ID = config.ModeShared, 1
+	w.store = checkpoint.NewStore(jsapi.New(w.nc, ""),
+		checkpoint.StoreConfig{Stream: "OUTBOX", Slot: "outflow", Cluster: 1})
+	w.epoch = 3
+	w.confirm(70)
+	w.goes(47, "gap mode remembers the 20 messages before a checkpoint")
+	rec, _, err := w.store.Load(t.Context())
+	must.Succeed(t, err)
+	start := checkpoint.Start{Checkpoint: rec.Checkpoints[0].Checkpoint, Shared: true}
+	found, err := start.Recent(t.Context(), streams.New(jsapi.New(w.nc, ""), "OUTBOX",
+		slog.New(slog.DiscardHandler)).Recent)
+	must.Succeed(t, err)
+	must.Succeed(t, checkpoint.Config{Stream: "OUTBOX"}.CheckMemory(start, len(found)))
 }
 
 // TestWhatTheArchiveHasLostStays: the segments are read back before.

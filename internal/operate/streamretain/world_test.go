@@ -44,6 +44,7 @@ type world struct {
 	gap    *relay.Settings
 	base   uint64
 	repair string
+	epoch  uint64 // above 0: clusters share the stream, and this is 1, its owner
 }
 
 func newWorld(t *testing.T, url string, replicas int) *world {
@@ -101,13 +102,18 @@ func (w *world) confirm(seq uint64) {
 	}
 	info, err := w.s.Info(w.t.Context())
 	must.Succeed(w.t, err)
+	control := ""
+	if w.epoch > 0 {
+		control = "public.outflow_control"
+	}
 	w.record, err = w.store.Save(w.t.Context(), &checkpoint.Record{
 		Version: 2, Slot: "outflow", Database: "d", SystemID: "1", Stream: "OUTBOX", Created: info.Created,
 		Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "a", Counter: "c",
-			Key: "seq_key", Payload: "payload"},
+			Key: "seq_key", Payload: "payload", Control: control},
 		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{
 			OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730}, Seen: 1},
 		Checkpoints: []checkpoint.StoredCheckpoint{at(seq), at(seq + 5)}, Base: w.base, Repairing: w.repair,
+		Epoch: w.epoch, Owner: int(min(w.epoch, 1)),
 	}, w.record)
 	must.Succeed(w.t, err)
 }
