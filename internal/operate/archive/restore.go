@@ -190,6 +190,12 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 					"made anew, or restored and not archived again yet", name, newest.Next()-1, f,
 					a.Next()-1),
 				Hint: "Say which one with --folder"}
+		case a.Segments[len(a.Segments)-1].To.After(newest.Created()):
+			return nil, "", &outbox.Fault{Class: outbox.Usage, Code: "flags",
+				Message: fmt.Sprintf("folder %s has messages that were stored after the stream of the "+
+					"newest folder %s was made: two streams of this name, in two places, have one "+
+					"archive", f, name),
+				Hint: "Say which one with --folder, and give each an archive.url of its own"}
 		}
 	}
 	if newest != nil {

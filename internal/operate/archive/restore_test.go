@@ -348,3 +348,24 @@ func TestARestoreWithTooMuchErasedMakesNothing(t *testing.T) {
 		t.Errorf("erased are %d, %v", all.Count(), err)
 	}
 }
+
+// TestOfTwoStreamsInOneArchiveNoneIsChosen: clusters that share nothing may have been given one archive, and
+// their streams have one name.
+func TestOfTwoStreamsInOneArchiveNoneIsChosen(t *testing.T) {
+	t.Parallel()
+	w, other := newWorld(t), newWorld(t)
+	other.cfg.Archive.URL = w.cfg.Archive.URL
+	for n, of := range []*world{other, w} {
+		of.publish(20 - 10*n)
+		of.confirm(uint64(20 - 10*n))
+		of.mustRun(Options{Now: true})
+	}
+	_, err := w.restore(RestoreOptions{To: "PAST"})
+	w.wantFault(err, "flags")
+	r, err := w.restore(RestoreOptions{To: "PAST",
+		Folder: archive.FolderOf("OUTBOX", w.s.CachedInfo().Created)})
+	must.Succeed(t, err)
+	if r.Messages != 10 {
+		t.Errorf("%+v", r)
+	}
+}
