@@ -69,7 +69,13 @@ func Folders(ctx context.Context, store Store, stream string) ([]string, error) 
 	var found []string
 	for _, n := range names {
 		n, isFolder := strings.CutSuffix(n, "/")
-		if of, _, ok := StreamOf(n); isFolder && ok && of == stream {
+		of, _, ok := StreamOf(n)
+		switch {
+		case !ok || of != stream:
+		case !isFolder:
+			return nil, fmt.Errorf("archive: %s%s is no folder, or a link that leads out of the archive",
+				root, n)
+		default:
 			found = append(found, n)
 		}
 	}

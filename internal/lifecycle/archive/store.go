@@ -115,10 +115,13 @@ func (f *folder) Create(ctx context.Context, name string, data []byte) (err erro
 	})
 }
 
-// Replace writes a hidden file and gives it the name.
+// Replace writes a hidden file and gives it the name. In place of a link it would leave what that leads to.
 func (f *folder) Replace(ctx context.Context, name string, data []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if info, err := f.root.Lstat(name); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("archive: %s is a link or no file: it can't be replaced", name)
 	}
 	return f.write(path.Dir(name), data, func(temp string) error {
 		err := f.root.Rename(temp, name)
@@ -258,6 +261,11 @@ func (f *folder) Read(ctx context.Context, name string, limit int64) ([]byte, er
 	return data, nil
 }
 
+func (f *folder) isDir(name string) bool {
+	info, err := f.root.Stat(name)
+	return err == nil && info.IsDir()
+}
+
 func (f *folder) List(ctx context.Context, dir, after string) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -282,7 +290,7 @@ func (f *folder) List(ctx context.Context, dir, after string) ([]string, error) 
 	for _, e := range entries {
 		switch {
 		case strings.HasPrefix(e.Name(), "."), e.Name() <= after:
-		case e.IsDir():
+		case e.IsDir(), e.Type()&fs.ModeSymlink != 0 && f.isDir(path.Join(dir, e.Name())):
 			names = append(names, e.Name()+"/")
 		default:
 			names = append(names, e.Name())
