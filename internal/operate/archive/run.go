@@ -590,11 +590,17 @@ func (c *command) pass(ctx context.Context) error {
 		c.a.Leave(s)
 		return nil
 	}
-	if c.o.Now || c.now.Sub(s.First()) >= c.cfg.Archive.SegmentAge {
+	if c.o.Now || c.isOld(s.First()) {
 		return end(ctx, c.to)
 	}
 	c.a.Leave(s)
 	return nil
+}
+
+// isOld reports whether a segment ends whose first message was stored then. One that was stored as far ahead
+// counts too: the broker's clock has gone back, and may not get there for a year.
+func (c *command) isOld(first time.Time) bool {
+	return c.now.Sub(first).Abs() >= c.cfg.Archive.SegmentAge
 }
 
 // read calls add with each message from a sequence on that may be archived.

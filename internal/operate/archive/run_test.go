@@ -421,3 +421,16 @@ func TestReadingIsSpreadOverATime(t *testing.T) {
 		t.Errorf("archived up to %d, %v", r.Archived, err)
 	}
 }
+
+// TestASegmentWaitsForNoClockThatHasGoneBack, which may take longer than anybody waits for the archive.
+func TestASegmentWaitsForNoClockThatHasGoneBack(t *testing.T) {
+	t.Parallel()
+	c := &command{now: time.Now()}
+	c.cfg.Archive.SegmentAge = time.Hour
+	for ahead, want := range map[time.Duration]bool{0: false, -time.Hour: true, time.Minute: false,
+		365 * 24 * time.Hour: true} {
+		if got := c.isOld(c.now.Add(ahead)); got != want {
+			t.Errorf("%v ahead: %v", ahead, got)
+		}
+	}
+}
