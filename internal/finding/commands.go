@@ -24,8 +24,11 @@ var commands = []Finding{
 	{Code: "archive_differs", Severity: Error, Classes: gap,
 		Title: "The stream has other messages than the archive under the same sequences",
 		Hint: "Find out which of the two is older than it should be: a NATS server or an archive was " +
-			"restored from a backup. Until then nothing is archived. `outflow repair` and `outflow replay` " +
-			"do without the archive where archive.url is empty."},
+			"restored from a backup. Until then nothing is archived, and rows that are not stay in the " +
+			"table. If it is the stream, make it from the archive: `nats stream rm`, `outflow archive " +
+			"restore`, and `outflow repair`, which publishes again what only the table has. `outflow " +
+			"repair` and `outflow replay` do without the archive where archive.url is empty.",
+		Runbook: "[Restoring a stream](archive.md#restoring-a-stream)."},
 	{Code: "archive_gap", Severity: Error, Classes: gap,
 		Title: "Messages were removed from the stream before they were archived",
 		Hint: "If the loss is accepted, give the range to `outflow archive run --accept-gap`; set the " +
