@@ -321,7 +321,7 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 			w.rep.Erased++
 			return nil
 		}
-		w.rows, w.keys = append(w.rows, values), append(w.keys, key)
+		w.rows, w.keys = append(w.rows, w.carry.stored(values)), append(w.keys, key)
 		w.bytes += len(m.Data)
 		if len(w.rows) < maxRows && w.bytes < maxRowBytes {
 			return nil
@@ -450,6 +450,7 @@ type carrier struct {
 	computed bool // actor and counter are in the key
 	nullable map[string]bool
 	binary   bool // the payload is bytea
+	bytes    map[string]bool
 }
 
 // errCut: of some value the message has only the beginning.
@@ -463,11 +464,12 @@ func newCarrier(cfg config.Config, l *wiring.Layout) (*carrier, error) {
 	m := l.Mapping
 	key, _ := l.Table.Column(m.Key)
 	c := &carrier{layout: l, template: t, headers: cfg.Headers, nullable: map[string]bool{},
+		bytes:    map[string]bool{},
 		computed: m.Actor != "" && m.Counter != "" && (m.Key == "" || key.Generated)}
 	add := func(name string) {
 		if column, ok := l.Table.Column(name); ok && !column.Generated && !slices.Contains(c.columns, name) {
 			c.columns = append(c.columns, name)
-			c.nullable[name] = !column.NotNull
+			c.nullable[name], c.bytes[name] = !column.NotNull, column.TypeOID == byteaOID
 		}
 	}
 	add(l.ID)
@@ -577,6 +579,16 @@ func (c *carrier) row(m *archive.Message) (values []any, key string, err error) 
 		values = append(values, found[name])
 	}
 	return values, h.Key, nil
+}
+
+// stored makes bytes of what a bytea column gets: in text PostgreSQL would read a backslash as an escape.
+func (c *carrier) stored(values []any) []any {
+	for i, name := range c.columns {
+		if text, ok := values[i].(string); ok && c.bytes[name] {
+			values[i] = []byte(text)
+		}
+	}
+	return values
 }
 
 // fieldOf is a field of the packed header as it stands there.

@@ -1,0 +1,62 @@
+package archive
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// TestBytesAreTheValueOfARowThatIsPutBack: ids of any bytes, also those that would be an escape in text.
+func TestBytesAreTheValueOfARowThatIsPutBack(t *testing.T) {
+	t.Parallel()
+	conn, err := pgx.Connect(t.Context(), pgtest.Database(t, pgtest.Server(t)))
+	must.Succeed(t, err)
+	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	_, err = conn.Exec(t.Context(), "CREATE TABLE outbox (id bytea, doc_id text, payload text)")
+	must.Succeed(t, err)
+	l := &wiring.Layout{Resolved: config.Resolved{ID: "id", Mapping: relay.Mapping{Table: "public.outbox",
+		Doc: "doc_id", Payload: "payload"}, Uses: map[string]config.Use{"doc_id": {Role: config.InDoc}}},
+		Table: catalog.Table{Schema: "public", Name: "outbox", Columns: []catalog.Column{
+			{Name: "id", TypeOID: byteaOID, TypeName: "bytea"},
+			{Name: "doc_id", TypeOID: 25, TypeName: "text"},
+			{Name: "payload", TypeOID: 25, TypeName: "text"}}}}
+	w := &rowWriter{conn: conn, layout: l, rep: &Rows{Table: "public.outbox"}, hit: func(string) {}, doc: -1}
+	must.Succeed(t, w.prepare(config.Config{Subject: "outbox.{doc_id}"}))
+	ids := [][]byte{{'\\', '\\'}, []byte(`\x41`), {0xff, 0, '\\', 1}}
+	for range 2 {
+		for _, id := range ids {
+			h := outbox.Header{ID: string(id), Pos: outbox.Position{LSN: 16}, Of: 1, Due: 16, Thru: 16}
+			values, key, err := w.carry.row(&archive.Message{Seq: 1, Subject: "outbox.d",
+				Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte("{}")})
+			must.Succeed(t, err)
+			w.rows, w.keys = append(w.rows, w.carry.stored(values)), append(w.keys, key)
+		}
+		must.Succeed(t, w.flush(t.Context()))
+	}
+	rows, err := conn.Query(t.Context(), "SELECT id FROM outbox")
+	must.Succeed(t, err)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
+	must.Succeed(t, err)
+	if len(got) != len(ids) {
+		t.Fatalf("%d rows: %q", len(got), got)
+	}
+	for i, id := range ids {
+		if !bytes.Equal(got[i], id) {
+			t.Errorf("%q was put back as %q", id, got[i])
+		}
+	}
+}
