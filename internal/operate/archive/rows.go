@@ -56,6 +56,9 @@ type Rows struct {
 
 	Columns []string `json:"columns"` // that messages carry
 	Left    []string `json:"left"`    // those that they don't: they have their defaults
+	// Sequence moves that of the id column beyond the rows that are put back; "": it has none, as far as the
+	// table says.
+	Sequence string `json:"sequence,omitempty"`
 }
 
 func (r *Rows) String() string {
@@ -63,6 +66,9 @@ func (r *Rows) String() string {
 		r.Table, r.Inserted, r.There, r.First, r.Last, strings.Join(r.Columns, ", "))
 	if len(r.Left) > 0 {
 		text += fmt.Sprintf("\ndefaults %s: messages do not carry them", strings.Join(r.Left, ", "))
+	}
+	if r.Sequence != "" {
+		text += "\nsequence it is where it was: before anybody writes, " + r.Sequence
 	}
 	if r.Erased > 0 {
 		text += fmt.Sprintf("\nwithout  %d that were erased: this archive is an older copy", r.Erased)
@@ -203,6 +209,10 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 				strings.Join(needs, ", "))}
 	}
 	table := postgres.Quote(t.Schema) + "." + postgres.Quote(t.Name)
+	if c, _ := t.Column(w.layout.ID); c.Default && c.Category == "N" {
+		w.rep.Sequence = fmt.Sprintf("SELECT setval(pg_get_serial_sequence(%s, %s), max(%s)) FROM %s",
+			postgres.Literal(table), postgres.Literal(c.Name), postgres.Quote(c.Name), table)
+	}
 	returned := "''"
 	if key := w.layout.Mapping.Key; key != "" {
 		returned = postgres.Quote(key) + "::text"

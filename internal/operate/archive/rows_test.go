@@ -3,6 +3,7 @@ package archive
 import (
 	"bytes"
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -58,5 +60,37 @@ func TestBytesAreTheValueOfARowThatIsPutBack(t *testing.T) {
 		if !bytes.Equal(got[i], id) {
 			t.Errorf("%q was put back as %q", id, got[i])
 		}
+	}
+}
+
+// TestTheSequenceOfIDsIsNamed: nobody moves it, and a table that was made anew would give them once more.
+func TestTheSequenceOfIDsIsNamed(t *testing.T) {
+	t.Parallel()
+	conn, err := pgx.Connect(t.Context(), pgtest.Database(t, pgtest.Server(t)))
+	must.Succeed(t, err)
+	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	const name, id = `it's "a" box`, `the id's`
+	table := postgres.Quote("public") + "." + postgres.Quote(name)
+	_, err = conn.Exec(t.Context(), "CREATE TABLE "+table+" ("+postgres.Quote(id)+` bigint GENERATED ALWAYS AS
+		IDENTITY, payload text); INSERT INTO `+table+" OVERRIDING SYSTEM VALUE VALUES (700, '')")
+	must.Succeed(t, err)
+	l := &wiring.Layout{Resolved: config.Resolved{ID: id,
+		Mapping: relay.Mapping{Table: name, Payload: "payload"}},
+		Table: catalog.Table{Schema: "public", Name: name, Columns: []catalog.Column{
+			{Name: id, TypeOID: 20, TypeName: "bigint", Default: true, Identity: true, Category: "N"},
+			{Name: "payload", TypeOID: 25, TypeName: "text"}}}}
+	w := &rowWriter{layout: l, rep: &Rows{Table: name}}
+	must.Succeed(t, w.prepare(config.Config{Subject: "outbox"}))
+	_, statement, named := strings.Cut(w.rep.String(), "before anybody writes, ")
+	if !named {
+		t.Fatal(w.rep)
+	}
+	var next int
+	_, err = conn.Exec(t.Context(), statement)
+	must.Succeed(t, err)
+	must.Succeed(t, conn.QueryRow(t.Context(), "INSERT INTO "+table+" VALUES (DEFAULT, '') RETURNING "+
+		postgres.Quote(id)).Scan(&next))
+	if next != 701 {
+		t.Errorf("the next id is %d", next)
 	}
 }
