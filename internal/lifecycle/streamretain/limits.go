@@ -13,6 +13,21 @@ type Limits struct {
 	MaxMsgs    int64         `json:"max_msgs"`
 	PerSubject int64         `json:"max_msgs_per_subject"`
 	Discard    string        `json:"discard"`
+
+	// These don't remove anything: they keep everybody from it.
+	DenyPurge bool `json:"deny_purge"`
+	Sealed    bool `json:"sealed"`
+}
+
+// Denied names the setting that lets nobody remove messages; "": none does.
+func (l Limits) Denied() string {
+	switch {
+	case l.Sealed:
+		return "sealed"
+	case l.DenyPurge:
+		return "deny_purge"
+	}
+	return ""
 }
 
 // String names those that are set; "": none is.

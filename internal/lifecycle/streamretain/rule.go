@@ -21,6 +21,7 @@ type Config struct {
 type Facts struct {
 	Created     time.Time // the stream's
 	First, Last uint64    // its sequences
+	Denied      string    // the setting of the stream that lets nobody remove messages; "": none
 	Newest      uint64    // the last one that has a message: a broker may have lost those after it; 0: none
 	Cuts        int       // so many of its messages are cuts, where clusters share it
 
@@ -62,6 +63,8 @@ type clause struct {
 var clauses = []clause{
 	{"stream", func(_ *Config, f *Facts) []Bound {
 		switch {
+		case f.Denied != "":
+			return nothing("the stream has " + f.Denied + ": the server removes nothing for anybody")
 		case f.Record == nil:
 			return nothing("there is no checkpoint record: nothing is confirmed")
 		case !f.Record.Created.Equal(f.Created):

@@ -302,7 +302,7 @@ func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error
 	if err != nil {
 		return nil, nil, err
 	}
-	f.First, f.Last = s.State.First, s.State.Last
+	f.First, f.Last, f.Denied = s.State.First, s.State.Last, s.Config.Denied()
 	of := streams.New(c.conn.API(), c.cfg.Stream, c.log)
 	if f.Record != nil && f.Record.Epoch > 0 {
 		if f.Cuts, err = of.Cuts(ctx); err != nil {

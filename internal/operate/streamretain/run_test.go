@@ -225,6 +225,21 @@ func TestWhatTheArchiveHasLostStays(t *testing.T) {
 		"archive_differs")
 }
 
+// TestAPurgeThatTheStreamDeniesIsNotPlanned: the server refuses it.
+func TestAPurgeThatTheStreamDeniesIsNotPlanned(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	must.Succeed(t, w.js.DeleteStream(t.Context(), "OUTBOX"))
+	cfg := streamConfig(1)
+	cfg.DenyPurge = true
+	var err error
+	w.s, err = w.js.CreateStream(t.Context(), cfg)
+	must.Succeed(t, err)
+	w.publish(20)
+	w.confirm(10)
+	w.goes(0, "stream: up to 0 may go: the stream has deny_purge")
+}
+
 // TestLimitsOfTheStreamAreNamed: with an archive they take away what is not archived.
 func TestLimitsOfTheStreamAreNamed(t *testing.T) {
 	t.Parallel()
