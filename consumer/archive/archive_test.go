@@ -118,7 +118,7 @@ func (w *world) consumer(filters ...string) (*consumer.Consumer, error) {
 func TestAConsumerReadsArchiveAndStream(t *testing.T) {
 	t.Parallel()
 	for _, filters := range [][]string{nil, {"outbox.d1"}, {"outbox.d0", "outbox.d3"}} {
-		t.Run(strings.Join(filters, " "), func(t *testing.T) {
+		t.Run(fmt.Sprint(filters), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.publish(300)

@@ -50,3 +50,23 @@ func TestWhatALinkLeadsToIsNotLeft(t *testing.T) {
 		t.Errorf("%+v, %v", done, err)
 	}
 }
+
+// TestAFolderHasNoParameters: of file:///past?prefix=orders/ the store would be /past, which others may have.
+func TestAFolderHasNoParameters(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, more := range []string{"/past?prefix=orders/", "/past?", "/past#1"} {
+		if _, err := Open(t.Context(), "file://"+dir+more); err == nil {
+			t.Errorf("%s is opened", more)
+		} else {
+			wantFault(t, err, "archive_url", "%3F")
+		}
+	}
+	store, err := Open(t.Context(), "file://"+dir+"/past%231")
+	must.Succeed(t, err)
+	must.Succeed(t, store.Close())
+	if all, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(all) != 1 ||
+		filepath.Base(all[0]) != "past#1" {
+		t.Errorf("%v, %v", all, err)
+	}
+}

@@ -56,6 +56,11 @@ func Open(ctx context.Context, at string) (Store, error) {
 			Message: "archive.url is neither file:///path/of/a/folder nor a bucket's: " +
 				"s3://, gs:// or azblob://"}
 	}
+	if u.RawQuery != "" || u.ForceQuery || strings.Contains(at, "#") { // it would not be a part of the path
+		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url",
+			Message: "archive.url is a folder, which has no parameters: a ? or # in its name is written " +
+				"%3F or %23"}
+	}
 	f, err := openFolder(path.Clean(u.Path), (*os.File).Sync)
 	if err != nil {
 		return nil, fmt.Errorf("archive: %w", err)
