@@ -62,7 +62,7 @@ func (r *Report) archive(m *watch.Maintained) Part {
 		if !a.Oldest.IsZero() {
 			p.add("oldest", units.Duration(r.now.Sub(a.Oldest)))
 		}
-		if a.Behind(r.now) && p.Level == Good {
+		if m.ArchiveBehind(r.now) && p.Level == Good {
 			p.Level, p.Word = Warning, "behind"
 		}
 	}

@@ -85,7 +85,7 @@ const maxText = 1000
 const (
 	overdue      = 15 * time.Minute // beyond three intervals
 	overdueOnce  = 24 * time.Hour   // where the interval is not known
-	behindBy     = 30 * time.Minute // beyond archive.segment_age
+	behindBy     = 30 * time.Minute // beyond archive.segment_age and an interval
 	LongBlocked  = time.Hour        // that rows wait for a slot
 	LongFailing  = 15 * time.Minute // that a part of outflow maintain fails
 	FewestAhead  = 2                // partitions
@@ -110,9 +110,11 @@ func (m *Maintained) Part(name string) *MaintainPart {
 	return nil
 }
 
-// Behind reports whether messages wait for longer than archive.segment_age explains.
-func (a *Archived) Behind(now time.Time) bool {
-	return !a.Oldest.IsZero() && now.Sub(a.Oldest) > a.SegmentAge+behindBy
+// ArchiveBehind reports whether messages wait for longer than archive.segment_age explains: at one run the
+// oldest may be a little younger, and the next one is to come.
+func (m *Maintained) ArchiveBehind(now time.Time) bool {
+	a := m.Archive
+	return a != nil && !a.Oldest.IsZero() && now.Sub(a.Oldest) > a.SegmentAge+m.Interval+behindBy
 }
 
 // Fail notes that a part failed, since the first of several times.

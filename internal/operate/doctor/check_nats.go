@@ -207,7 +207,7 @@ var recordChecks = []check{
 		return f.isMaintained() && f.Maintained.Archive != nil
 	}, run: func(f *Facts, r *reporter) {
 		a := f.Maintained.Archive
-		if a.Behind(f.Now) {
+		if f.Maintained.ArchiveBehind(f.Now) {
 			r.find("archive_behind", "the archive ends at sequence %d; %d confirmed messages wait, the "+
 				"oldest since %s", a.Sequence, a.Messages, a.Oldest.UTC().Format("2006-01-02 15:04:05 UTC"))
 		}

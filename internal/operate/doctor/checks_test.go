@@ -99,7 +99,7 @@ func healthy(t *testing.T) *Facts {
 	// as much as is not said yet
 	f.Maintained = &watch.Maintained{At: now.Add(-17 * time.Minute), Interval: time.Minute,
 		Parts:   []watch.MaintainPart{{Name: "archive", Failing: now.Add(-14 * time.Minute)}},
-		Archive: &watch.Archived{Oldest: now.Add(-89 * time.Minute), SegmentAge: time.Hour}}
+		Archive: &watch.Archived{Oldest: now.Add(-90 * time.Minute), SegmentAge: time.Hour}}
 	f.Consumers[0].Config.Durable, f.Consumers[0].Config.Ack = "search", "explicit"
 	f.Consumers[0].Delivered.Stream, f.Consumers[0].AckFloor.Stream = 30, 30
 	f.Stream.Config.Name, f.Stream.Config.Replicas, f.Stream.Config.Storage = cfg.Stream, 3, "file"
@@ -360,7 +360,7 @@ var harm = []struct {
 		f.Maintained.Parts[0].Failing = now.Add(-16 * time.Minute)
 	}},
 	{"archive.behind", "archive_behind", "warning", func(f *Facts) {
-		f.Maintained.Archive.Oldest = now.Add(-91 * time.Minute)
+		f.Maintained.Archive.Oldest = now.Add(-92 * time.Minute)
 	}},
 	{"stream.archive", "archive_limits", "warning", func(f *Facts) {
 		f.Stream.Config.MaxAge = time.Hour
