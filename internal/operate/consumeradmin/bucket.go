@@ -11,12 +11,17 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/jsapi"
 )
 
 // bucket has the offsets of consumers without a database.
 type bucket struct {
 	js jetstream.JetStream
 	kv jetstream.KeyValue
+
+	// leader, if it is set, is asked for documents. Otherwise any replica may answer, out of date: that is
+	// enough for whoever writes the document back by its revision.
+	leader *jsapi.Client
 }
 
 // openBucket finds it; nil if there is none.
@@ -28,7 +33,7 @@ func openBucket(ctx context.Context, js jetstream.JetStream, stream string) (*bu
 	if err != nil {
 		return nil, fmt.Errorf("bucket %s: %w", consumer.Bucket(stream), err)
 	}
-	return &bucket{js, kv}, nil
+	return &bucket{js: js, kv: kv}, nil
 }
 
 // names lists the consumers that have a document.
@@ -73,12 +78,32 @@ type document struct {
 	state
 }
 
+// get reads a key; nil: there is none.
+func (b *bucket) get(ctx context.Context, name string) (value []byte, revision uint64, err error) {
+	if b.leader == nil {
+		e, err := b.kv.Get(ctx, name)
+		switch {
+		case errors.Is(err, jetstream.ErrKeyNotFound):
+			return nil, 0, nil
+		case err != nil:
+			return nil, 0, err
+		}
+		return e.Value(), e.Revision(), nil
+	}
+	m, err := b.leader.Message(ctx, "KV_"+b.kv.Bucket(),
+		jsapi.MessageRequest{Last: "$KV." + b.kv.Bucket() + "." + name})
+	if m == nil || err != nil || len(m.Data) == 0 { // where it was deleted, there is a marker without data
+		return nil, 0, err
+	}
+	return m.Data, m.Seq, nil
+}
+
 func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 	if b == nil {
 		return nil, nil
 	}
-	e, err := b.kv.Get(ctx, name)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
+	value, revision, err := b.get(ctx, name)
+	if value == nil && err == nil {
 		return nil, nil
 	}
 	if err != nil {
@@ -99,8 +124,8 @@ func (b *bucket) load(ctx context.Context, name string) (*document, error) {
 		Owner      string                    `json:"owner"`
 		Lease      time.Duration             `json:"lease"`
 	}
-	d := &document{revision: e.Revision()}
-	err = errors.Join(json.Unmarshal(e.Value(), &known), json.Unmarshal(e.Value(), &d.fields))
+	d := &document{revision: revision}
+	err = errors.Join(json.Unmarshal(value, &known), json.Unmarshal(value, &d.fields))
 	if err == nil && known.Version != documentVersion {
 		err = fmt.Errorf("version %d", known.Version)
 	}

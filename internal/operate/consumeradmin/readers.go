@@ -53,6 +53,9 @@ func Readers(ctx context.Context, api *jsapi.Client, stream string, databases []
 	if err != nil {
 		return nil, err
 	}
+	if kv != nil { // one that was set back a moment ago may be at its former place in a replica that lags
+		kv.leader = api
+	}
 	names, err := kv.names(ctx)
 	if err != nil {
 		return nil, err

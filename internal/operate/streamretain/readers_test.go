@@ -152,8 +152,15 @@ func TestOffsetsInJetStreamCount(t *testing.T) {
 		}
 		return nil
 	}))
+	direct, err := w.nc.SubscribeSync("$JS.API.DIRECT.GET.>") // which any replica may answer, out of date
+	must.Succeed(t, err)
+	must.Succeed(t, w.nc.Flush())
 	r, err := w.run(false)
 	must.Succeed(t, err)
+	if m, err := direct.NextMsg(100 * time.Millisecond); err == nil {
+		t.Errorf("not only the leader was asked: %s", m.Subject)
+	}
+	must.Succeed(t, direct.Unsubscribe())
 	text := strings.Join(r.Lines(), "\n")
 	if r.MayGo >= least.Load()-1 || !strings.Contains(text, "bucket outflow-consumers-OUTBOX") {
 		t.Errorf("up to %d may go, and the consumer is before %d:\n%s", r.MayGo, least.Load(), text)
