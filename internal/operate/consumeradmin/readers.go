@@ -155,6 +155,15 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 		return nil, err
 	}
 	defer postgres.Close(conn)
+	var standby bool
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
+		return nil, fmt.Errorf("%s: look whether it is a standby: %w", from, err)
+	}
+	if standby {
+		return nil, postgres.Fatal(nil, "in_recovery", "Name the primary with --database or "+
+			"OUTFLOW_CONSUMER_DATABASE", "%s is a standby: it may not know yet of a consumer, or that one "+
+			"was set back", from)
+	}
 	rows, err := conn.Query(ctx, `SELECT n.nspname FROM pg_catalog.pg_class c
 		JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 		WHERE c.relname OPERATOR(pg_catalog.=) 'outflow_consumer'

@@ -130,6 +130,30 @@ func TestAConsumerThatLagsGoesOnAfterThePurge(t *testing.T) {
 	}
 }
 
+// TestTheOffsetsOfAStandbyDoNotCount: it is behind, and does not know that a consumer was set back.
+func TestTheOffsetsOfAStandbyDoNotCount(t *testing.T) {
+	t.Parallel()
+	primary := pgtest.Own(t, 0)
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	w.publish(60)
+	w.confirm(55)
+	w.stored(primary.URL("postgres"), "public", "texts", 40, 50)
+	standby, err := primary.Standby(t.Context(), "standby", nil)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, standby.Remove()) })
+	conn, err := pgx.Connect(t.Context(), standby.URL("postgres"))
+	must.Succeed(t, err)
+	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	_, err = conn.Exec(t.Context(), "SELECT pg_wal_replay_pause()")
+	must.Succeed(t, err)
+	w.stored(primary.URL("postgres"), "public", "texts", 10, 10)
+	w.in = []postgres.Target{{URL: standby.URL("postgres"), Setting: "--database"}}
+	_, err = w.run(true)
+	w.wantFault(err, "in_recovery")
+	w.in[0].URL = primary.URL("postgres")
+	w.goes(9, "consumer texts: up to 9 may go")
+}
+
 // TestOffsetsInJetStreamCount: those of a consumer without a database, and an ephemeral consumer of anybody.
 func TestOffsetsInJetStreamCount(t *testing.T) {
 	t.Parallel()
