@@ -155,8 +155,19 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 		return nil, err
 	}
 	defer postgres.Close(conn)
+	// A pooler may stand in between, so nothing is set but for a transaction. It is not a read-only one: with
+	// that some poolers ask a standby.
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%s: begin: %w", from, err)
+	}
+	defer tx.Rollback(ctx) //nolint:errcheck // nothing was written
+	// a policy that hides rows is an error: a consumer that is not seen is not waited for
+	if _, err := tx.Exec(ctx, "SET LOCAL row_security = off"); err != nil {
+		return nil, fmt.Errorf("%s: see all rows: %w", from, err)
+	}
 	var standby bool
-	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
+	if err := tx.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
 		return nil, fmt.Errorf("%s: look whether it is a standby: %w", from, err)
 	}
 	if standby {
@@ -164,7 +175,7 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 			"OUTFLOW_CONSUMER_DATABASE", "%s is a standby: it may not know yet of a consumer, or that one "+
 			"was set back", from)
 	}
-	rows, err := conn.Query(ctx, `SELECT n.nspname FROM pg_catalog.pg_class c
+	rows, err := tx.Query(ctx, `SELECT n.nspname FROM pg_catalog.pg_class c
 		JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 		WHERE c.relname OPERATOR(pg_catalog.=) 'outflow_consumer'
 			AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,p}')

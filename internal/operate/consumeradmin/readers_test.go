@@ -1,6 +1,8 @@
 package consumeradmin
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -8,10 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -47,6 +51,33 @@ func TestReadersAreAllThatReadTheStream(t *testing.T) {
 	w.exec(`CREATE SCHEMA hidden; CREATE TABLE hidden.outflow_consumer ()`)
 	if got, err := readers(w.url); err == nil {
 		t.Errorf("tables that can't be read were passed over: %v", got)
+	}
+}
+
+// TestAConsumerThatAPolicyHidesIsNotPassedOver: a database may have row-level security on all tables, and
+// then whoever may read, and has no policy, reads nothing.
+func TestAConsumerThatAPolicyHidesIsNotPassedOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	role := "reads_" + strings.ToLower(rand.Text())
+	w.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	t.Cleanup(func() {
+		w.DB.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) //nolint:errcheck // over
+	})
+	w.exec(`GRANT SELECT ON outflow_consumer, outflow_mark, outflow_member TO ` + role)
+	c, err := pgx.ParseConfig(w.url)
+	must(t, err)
+	target := postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s", c.Host,
+		c.Port, c.Database, role)}
+	all, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{target})
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	w.exec(`ALTER TABLE outflow_consumer ENABLE ROW LEVEL SECURITY`)
+	if all, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{target}); err == nil {
+		t.Errorf("there are %v", all)
+	} else if f := outbox.FaultOf(err); f == nil || f.Code != "no_right" {
+		t.Error(err)
 	}
 }
 
