@@ -162,8 +162,10 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 		return nil, fmt.Errorf("%s: begin: %w", from, err)
 	}
 	defer tx.Rollback(ctx) //nolint:errcheck // nothing was written
-	// a policy that hides rows is an error: a consumer that is not seen is not waited for
-	if _, err := tx.Exec(ctx, "SET LOCAL row_security = off"); err != nil {
+	// A consumer that is not seen is not waited for: a policy that hides rows is an error, and an operator of
+	// somebody else hides none.
+	const seeAll = "SET LOCAL row_security = off; SET LOCAL search_path = pg_catalog, pg_temp"
+	if _, err := tx.Exec(ctx, seeAll); err != nil {
 		return nil, fmt.Errorf("%s: see all rows: %w", from, err)
 	}
 	var standby bool

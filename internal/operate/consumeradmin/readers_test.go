@@ -81,6 +81,23 @@ func TestAConsumerThatAPolicyHidesIsNotPassedOver(t *testing.T) {
 	}
 }
 
+// TestAConsumerThatAnOperatorHidesIsSeen: a role's search_path may have a schema before pg_catalog, in which
+// others have objects.
+func TestAConsumerThatAnOperatorHidesIsSeen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE FUNCTION public.differ(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false'`)
+	w.exec(`CREATE OPERATOR public.= (LEFTARG = text, RIGHTARG = text, FUNCTION = public.differ)`)
+	c, err := pgx.ParseConfig(w.url)
+	must(t, err)
+	target := postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s "+
+		"password='%s' search_path='public, pg_catalog'", c.Host, c.Port, c.Database, c.User, c.Password)}
+	all, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{target})
+	if err != nil || len(all) != 1 {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
 // TestOffsetsInAnotherStreamCountForNothing: the stream was made anew while a consumer was down. Its offsets
 // are sequences of the stream that is gone: it has none of what lies at these in the new one.
 func TestOffsetsInAnotherStreamCountForNothing(t *testing.T) {
