@@ -558,6 +558,15 @@ func TestWhatIsNotKnownIsNeverOK(t *testing.T) {
 	}
 }
 
+func TestEachSubjectHasAHeading(t *testing.T) {
+	t.Parallel()
+	for i := range checks {
+		if subject, _, _ := strings.Cut(checks[i].name, "."); subjects[subject] == "" {
+			t.Errorf("check %s stands below a line without a word", checks[i].name)
+		}
+	}
+}
+
 // A thousand consumers that nobody reads are a thousand results, and a few lines.
 func TestFindingsThatAreAlikeAreCounted(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,8 @@ import (
 var subjects = map[string]string{
 	"config": "Configuration", "postgres": "PostgreSQL", "slot": "Slot", "table": "Table",
 	"publication": "Publication", "nats": "NATS", "stream": "Stream", "record": "Checkpoint record",
-	"consumers": "Consumers", "host": "This host", "process": "Process", "standby": "Standby",
+	"cluster": "Clusters", "maintain": "Maintain", "archive": "Archive", "consumers": "Consumers",
+	"host": "This host", "process": "Process", "standby": "Standby",
 }
 
 // marks stand before the lines, so that the eye finds what is bad.

@@ -160,7 +160,7 @@ type printer struct {
 const nameWidth = 12
 
 func (p *printer) line(name, format string, args ...any) {
-	text := strings.TrimRight(fmt.Sprintf("%-*s", nameWidth, name)+fmt.Sprintf(format, args...), " ")
+	text := strings.TrimRight(fmt.Sprintf("%-*s ", nameWidth-1, name)+fmt.Sprintf(format, args...), " ")
 	if w := p.style.Width; w > 0 && utf8.RuneCountInString(text) > w && !strings.Contains(text, "\x1b") {
 		text = string([]rune(text)[:w-1]) + "…"
 	}

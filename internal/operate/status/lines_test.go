@@ -77,6 +77,20 @@ func TestTheSequencesThatWaitAreCounted(t *testing.T) {
 	}
 }
 
+func TestTheLongestNameOfAPartIsNotItsValue(t *testing.T) {
+	t.Parallel()
+	maintained := &watch.Maintained{Kept: &watch.Kept{}}
+	r := report(config.Config{Slot: "slot", Stream: "STREAM"}, watch.Reading{
+		Maintenance: watch.Maintenance{Read: watch.Read{At: time.Now()}, Maintained: maintained}}, &start{})
+	var b strings.Builder
+	if err := r.Print(&b, Style{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.String(); !strings.Contains(got, "\nstream retention ") {
+		t.Error(got)
+	}
+}
+
 // With --watch, where the output is no terminal, each report is a line: time, shape, health, and each part in
 // a word with the first of its figures.
 func TestAWatchedReportIsALine(t *testing.T) {
