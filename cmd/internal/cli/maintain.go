@@ -58,6 +58,7 @@ that needs a decision, otherwise that of the first one that failed, as the comma
 		if once {
 			return maintain.Once(ctx, c)
 		}
+		a.line.Serve(inLog(c.Log))
 		stop, err := maintainPages(ctx, cfg, &c)
 		if err != nil {
 			return err

@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -42,6 +43,11 @@ func (a *App) shown(cmd *cobra.Command) {
 		cmd.SetContext(progress.With(cmd.Context(), a.line))
 		return run(cmd, args)
 	}
+}
+
+// inLog prints steps and progress as lines of the log.
+func inLog(log *slog.Logger) func(progress.Update) {
+	return func(u progress.Update) { log.Info("progress", "text", u.Text) }
 }
 
 // progressAsJSON prints steps and progress as lines of JSON.

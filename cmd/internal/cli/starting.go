@@ -20,7 +20,7 @@ const (
 // showRun shows a start that takes its time, up to the end of the backlog that it finds, and a stop that
 // does, until ctx ends. In between the log, the page and the metrics say how the outflow is.
 func (a *App) showRun(ctx, stopped context.Context, log *slog.Logger, status func() pipeline.Status) {
-	a.line.SetPrint(func(u progress.Update) { log.Info("progress", "text", u.Text) })
+	a.line.SetPrint(inLog(log))
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	s := start{ctx: ctx}

@@ -56,7 +56,7 @@ type Line struct {
 	stderr *output
 
 	mu       sync.Mutex
-	name     string // of the command
+	name     string // of the command; "": a service, see Serve
 	print    func(Update)
 	tasks    []*Task // the outermost first
 	waits    []*wait // the oldest first
@@ -136,6 +136,15 @@ func (l *Line) SetPrint(print func(Update)) {
 	l.print = print
 }
 
+// Serve is [Line.SetPrint] for a command that runs until it is stopped: while nothing is done or waited for
+// it says nothing, as it has nothing to end.
+func (l *Line) Serve(print func(Update)) {
+	l.SetPrint(print)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.name = ""
+}
+
 // Pause shows nothing until resume is called: somebody is asked, or the command prints of itself.
 func (l *Line) Pause() (resume func()) {
 	if l == nil {
@@ -182,6 +191,9 @@ func (l *Line) next(now time.Time) (print func(Update), u Update) {
 	}
 	switch {
 	case l.stop == nil || l.paused > 0:
+	case l.name == "" && len(l.tasks) == 0 && len(l.waits) == 0:
+		l.erase()
+		l.spoke = now
 	case l.width != nil && l.midline: // it would overwrite what stands there
 	case l.width != nil:
 		l.draw(fit(l.update(now).Text, l.width()))
@@ -212,7 +224,7 @@ func (l *Line) update(now time.Time) (u Update) {
 	if waits, since := l.waiting(now, least); len(waits) > 0 {
 		parts = append(parts, fmt.Sprintf("%s (%s)", strings.Join(waits, ", "), seconds(now.Sub(since))))
 	}
-	if len(parts) == 0 && silent >= patience {
+	if len(parts) == 0 && silent >= patience && l.name != "" {
 		parts = append(parts, fmt.Sprintf("%s is still at work (%s)", l.name, seconds(silent)))
 	}
 	u.Text = strings.Join(parts, "; ")

@@ -254,6 +254,24 @@ func TestPlainLinesSayWhatIsWaitedFor(t *testing.T) {
 	})
 }
 
+func TestAServiceThatHasNothingToDoSaysNothing(t *testing.T) {
+	t.Parallel()
+	elsewhere(t, func(t *testing.T, ctx context.Context, l *Line, said *screen) {
+		l.Serve(func(u Update) { fmt.Fprintln(said, u.Text) })
+		pass(time.Hour)
+		short := Wait(ctx, "waiting for PostgreSQL")
+		pass(time.Second)
+		short()
+		wants(t, said, "")
+		task := Count(ctx, "archiving", "messages", 10)
+		pass(2 * time.Second)
+		wants(t, said, "archiving: 0 of 10 messages (0 %)\n")
+		task.End()
+		pass(time.Hour)
+		wants(t, said, "archiving: 0 of 10 messages (0 %)\n")
+	})
+}
+
 func TestATaskThatStandsStillHasNoTimeLeft(t *testing.T) {
 	t.Parallel()
 	onScreen(t, func(t *testing.T, ctx context.Context, _ *Line, s *screen) {

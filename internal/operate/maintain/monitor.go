@@ -43,7 +43,7 @@ const (
 	starting   = "starting"
 	standingBy = "standing by"
 	away       = "PostgreSQL can't be reached"
-	idle       = "active"
+	idle       = "active: between rounds"
 )
 
 const (
