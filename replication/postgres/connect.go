@@ -24,6 +24,9 @@ type Target struct {
 	Setting string // the setting that holds URL, as errors name it; "": postgres.url
 	URL     string // connection URL or keyword string; "": libpq's PG* environment
 	Slot    string // of the outflow that connects, for application_name; "": of none
+	// Command is what connects for the slot in place of outflow run, and does not count among those that
+	// publish or stand by.
+	Command string
 
 	// Pooled says that a pooler may stand in between. It takes no startup parameters, so nothing is pinned:
 	// SQL that runs over such a connection must mean the same whatever search_path is.
@@ -170,7 +173,7 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 		delete(c.RuntimeParams, k)
 	}
 	if c.RuntimeParams["application_name"] == "" {
-		c.RuntimeParams["application_name"] = applicationName(t.Slot)
+		c.RuntimeParams["application_name"] = t.applicationName()
 	}
 	// no prepared statements: one round trip, and poolers can take it
 	c.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -192,34 +195,39 @@ const Name = "outflow/"
 // NamePrefix is what application_name begins with on the connections of the outflows of a slot: behind it is
 // the host, as far as there is room.
 func NamePrefix(slot string) string {
-	prefix := Name + slot + "/"
-	return prefix[:min(len(prefix), maxName)]
+	return cut(Name + slot + "/")
 }
 
 // maxName is how much of application_name the server keeps, in bytes.
 const maxName = 63
 
-func applicationName(slot string) string {
-	if slot == "" {
+func (t Target) applicationName() string {
+	if t.Slot == "" {
 		return "outflow"
 	}
 	host, err := os.Hostname()
 	if err != nil {
 		host = ""
 	}
-	return nameOn(slot, host)
+	if t.Command != "" {
+		return cut("outflow " + t.Command + "/" + t.Slot + "/" + printable(host))
+	}
+	return nameOn(t.Slot, host)
 }
 
-// nameOn leaves printable ASCII of the host's name: the server would replace the rest, each version in its
+func nameOn(slot, host string) string { return cut(NamePrefix(slot) + printable(host)) }
+
+func cut(name string) string { return name[:min(len(name), maxName)] }
+
+// printable leaves printable ASCII of the host's name: the server would replace the rest, each version in its
 // own way.
-func nameOn(slot, host string) string {
-	name := NamePrefix(slot) + strings.Map(func(r rune) rune {
+func printable(host string) string {
+	return strings.Map(func(r rune) rune {
 		if r <= ' ' || r >= 0x7f {
 			return '?'
 		}
 		return r
 	}, host)
-	return name[:min(len(name), maxName)]
 }
 
 // ambiguous reports whether a URL has an @ where none can stand: a part of the password would be taken for

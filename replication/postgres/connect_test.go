@@ -114,6 +114,11 @@ func TestTheNameHasSlotAndHost(t *testing.T) {
 			t.Errorf("slot %s, host %q: %s, want %s", c.slot, c.host, got, c.want)
 		}
 	}
+	c, err := Target{URL: "postgres://u@h/d", Slot: "orders", Command: "maintain"}.config()
+	must.Succeed(t, err)
+	if got := c.RuntimeParams["application_name"]; !strings.HasPrefix(got, "outflow maintain/orders/") {
+		t.Errorf("maintain counts among those that publish: %s", got)
+	}
 	for url, want := range map[string]string{"postgres://u@h/d": NamePrefix("orders"),
 		"postgres://u@h/d?application_name=own": "own"} {
 		c, err := Target{URL: url, Slot: "orders"}.config()

@@ -68,7 +68,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, &outbox.Fault{Class: outbox.Usage,
 			Message: "source is message: there is no outbox table", Hint: "There is nothing to keep small"}
 	}
-	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
+	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot, Command: "partition"}
 	if url := cfg.Retain.PostgresURL; url != "" {
 		target.Setting, target.URL = "retain.postgres_url", url
 	}
