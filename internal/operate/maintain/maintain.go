@@ -68,7 +68,7 @@ func Once(ctx context.Context, c Config) error {
 			return ctx.Err()
 		}
 		if err != nil {
-			c.Log.Error("part failed", "part", p.Name, "err", err)
+			c.Log.Error("part failed", attributes(p.Name, err)...)
 		}
 		if worst == nil || gap(err) && !gap(worst) {
 			worst = err
@@ -81,6 +81,15 @@ func Once(ctx context.Context, c Config) error {
 func gap(err error) bool {
 	f := outbox.FaultOf(err)
 	return f != nil && f.Class == outbox.Gap
+}
+
+// attributes are those of the log line of a failure: outflow explain says more about a code.
+func attributes(part string, err error) []any {
+	all := []any{"part", part}
+	if f := outbox.FaultOf(err); f != nil && f.Code != "" {
+		all = append(all, "code", f.Code)
+	}
+	return append(all, "err", err)
 }
 
 // state is how a part fares.
@@ -165,8 +174,8 @@ func (c *Config) round(ctx context.Context, p *state) {
 			p.due = now.Add(p.pause)
 		}
 		if what != p.what || now.Sub(p.said) >= remind {
-			c.Log.Error("part failed, and is tried again", "part", p.Name, "err", err,
-				"failing_since", p.since)
+			c.Log.Error("part failed, and is tried again", append(attributes(p.Name, err),
+				"failing_since", p.since)...)
 			p.what, p.said = what, now
 		}
 	}

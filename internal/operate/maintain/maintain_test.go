@@ -100,7 +100,8 @@ func TestAPartThatFailsIsTriedAgain(t *testing.T) {
 	err = nil
 	round(time.Hour)
 	said := log.String()
-	if strings.Count(said, "level=ERROR") != 2 || strings.Count(said, "works again") != 1 {
+	if strings.Count(said, "level=ERROR") != 2 || strings.Count(said, " code=archive_gap ") != 1 ||
+		strings.Count(said, "code=") != 1 || strings.Count(said, "works again") != 1 {
 		t.Errorf("it said:\n%s", said)
 	}
 }
