@@ -21,7 +21,8 @@ var postgres = []Finding{
 			"matches the database's name."},
 	{Code: "database_missing", Severity: Critical, Classes: fatal,
 		Title: "The PostgreSQL server has no such database",
-		Hint:  "Name the database that holds the outbox in the setting that the message names."},
+		Hint: "Name one that exists in the setting that the message names: in postgres.url and " +
+			"retain.postgres_url that of the outbox."},
 	{Code: "no_replication_right", Severity: Critical, Classes: fatal,
 		Title: "The role may not use replication",
 		Hint: "ALTER ROLE ... REPLICATION (on managed platforms grant their replication role), and " +

@@ -7,7 +7,8 @@ const rowsInBetween = "PostgreSQL does not send the rows that were written in th
 var table = []Finding{
 	{Code: "table_missing", Severity: Critical, Classes: fatal,
 		Title: "The outbox table does not exist",
-		Hint:  "Run `outflow init`, or set table to the outbox's name."},
+		Hint: "Run `outflow init`, or set table to the outbox's name, or the URL to its database: the " +
+			"message names the one that was asked."},
 	{Code: "table_kind", Severity: Error, Classes: fatal,
 		Title: "The outbox is not a table or a partitioned table",
 		Hint:  "Set table to the table that the services write to."},

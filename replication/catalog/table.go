@@ -118,9 +118,13 @@ func ReadTable(ctx context.Context, q Querier, table string) (Table, error) {
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE n.nspname = $1 AND c.relname = $2`, schema, name).Scan(&t.OID, &kind, &persistence)
 	if errors.Is(err, pgx.ErrNoRows) {
+		var database string // postgres.url and retain.postgres_url may name two
+		if err := q.QueryRow(ctx, `SELECT current_database()`).Scan(&database); err != nil {
+			return Table{}, fmt.Errorf("read the database's name: %w", err)
+		}
 		return Table{}, postgres.Fatal(nil, "table_missing",
-			"Run `outflow init`, or set table to the outbox's name",
-			"table %s.%s does not exist", schema, name)
+			"Run `outflow init`, or set table to the outbox's name, or the URL to its database",
+			"database %s has no table %s.%s", database, schema, name)
 	}
 	if err != nil {
 		return Table{}, fmt.Errorf("read table %s.%s: %w", schema, name, err)

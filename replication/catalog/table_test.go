@@ -63,7 +63,9 @@ func TestTheTableIsReadWithItsColumns(t *testing.T) {
 		` SET search_path = "other.one"`)
 	d.cfg.Table = "Out box"
 	_, err = d.table()
-	if f := wantFault(t, err, outbox.Fatal, "table_missing"); !strings.Contains(f.Message, "public.Out box") {
+	f := wantFault(t, err, outbox.Fatal, "table_missing")
+	if !strings.Contains(f.Message, "public.Out box") ||
+		!strings.Contains(f.Message, "database "+d.Text("SELECT current_database()")+" ") {
 		t.Errorf("a name without a schema, and a search_path: %v", f)
 	}
 }

@@ -89,7 +89,7 @@ func connectFault(setting string, err error) error {
 				"(logical replication matches the database's name)")
 	case StateInvalidCatalogName:
 		return fatal("database_missing", "has no such database",
-			"Name the database that holds the outbox in "+setting)
+			"Name one that exists in "+setting)
 	case StateInsufficientPrivilege:
 		return fatal("no_replication_right", "does not let the role connect for replication",
 			"ALTER ROLE ... REPLICATION (on managed platforms grant their replication role) and GRANT "+
