@@ -47,6 +47,7 @@ server on the way.`,
 		if o.Check && o.Accept != "" {
 			return &outbox.Fault{
 				Class: outbox.Usage, Code: "flags", Message: "--check changes nothing, --accept repairs",
+				Hint: "Give one of them",
 			}
 		}
 		a.line.Step("at %v", a.where)
