@@ -31,8 +31,9 @@ var commands = []Finding{
 		Runbook: "[Restoring a stream](archive.md#restoring-a-stream)."},
 	{Code: "archive_gap", Severity: Error, Classes: gap,
 		Title: "Messages were removed from the stream before they were archived",
-		Hint: "If the loss is accepted, give the range to `outflow archive run --accept-gap`; set the " +
-			"stream's limits to none, or archive more often.",
+		Hint: "See first that archive.url is the archive of before, and mounted. If the loss is accepted, " +
+			"give the range to `outflow archive run --accept-gap`; set the stream's limits to none, or " +
+			"archive more often.",
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",

@@ -161,6 +161,29 @@ func TestTheLossOfAllThatIsNotArchivedCanBeAccepted(t *testing.T) {
 	}
 }
 
+// TestAnArchiveWithNothingOfTheStreamMayBeAnotherOne: its volume is not mounted. Accepting would begin a
+// second one, that lacks what the first one has.
+func TestAnArchiveWithNothingOfTheStreamMayBeAnotherOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(10)
+	w.confirm(6)
+	w.mustRun(Options{Now: true})
+	must.Succeed(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(9)))
+	w.confirm(9)
+	says := func(unmounted bool) {
+		t.Helper()
+		_, err := w.run(Options{Now: true})
+		w.wantFault(err, archive.CodeGap)
+		if strings.Contains(err.Error(), "mounted") != unmounted {
+			t.Error(err)
+		}
+	}
+	says(false)
+	w.cfg.Archive.URL += "/elsewhere"
+	says(true)
+}
+
 // TestMessagesThatTheLimitsTookAreAGap: it stops with the range until that is accepted, and the manifest says
 // so. For messages that were deleted from within it does not stop.
 func TestMessagesThatTheLimitsTookAreAGap(t *testing.T) {

@@ -498,11 +498,16 @@ func (c *command) gap(ctx context.Context, lost outbox.Sequences) error {
 		return archive.ErrOvertaken
 	}
 	from, to := lost[0].From, lost[len(lost)-1].To
+	look := ""
+	if len(c.a.Segments) == 0 { // accepting would begin an archive beside the one that has them
+		look = "The archive has nothing of this stream: see first that archive.url is where it was before, " +
+			"and mounted. "
+	}
 	return &outbox.Fault{Class: outbox.Gap, Code: archive.CodeGap,
 		Message: fmt.Sprintf("stream %s has removed messages %d to %d, which are not archived", c.cfg.Stream,
 			from, to),
-		Hint: fmt.Sprintf("If that is accepted: `outflow archive run --accept-gap %d-%d`. Then set the "+
-			"stream's limits to none, or archive more often.", from, to)}
+		Hint: fmt.Sprintf("%sIf that is accepted: `outflow archive run --accept-gap %d-%d`. Then set the "+
+			"stream's limits to none, or archive more often.", look, from, to)}
 }
 
 // begin returns the segment behind the last one, as this process has left it, or a new one. until is where it
