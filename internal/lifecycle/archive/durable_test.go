@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -101,6 +102,21 @@ func TestAManifestThatComesDuringALookIsDurable(t *testing.T) {
 			if lost := d.lacks(filepath.Dir(name), name); lost != "" {
 				t.Errorf("%s is lost", lost)
 			}
+		}
+	}
+}
+
+// TestAnErrorOfAFolderNamesIt: several commands of several installations may say it.
+func TestAnErrorOfAFolderNamesIt(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	must.Succeed(t, os.Mkdir(filepath.Join(dir, "v1"), 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	_, read := store.Read(t.Context(), "v1", 10)
+	_, open := Open(t.Context(), "file://"+filepath.Join(dir, "file", "x"))
+	for _, err := range []error{read, open} {
+		if err == nil || !strings.Contains(err.Error(), dir) {
+			t.Error(err)
 		}
 	}
 }

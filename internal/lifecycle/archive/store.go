@@ -63,7 +63,7 @@ func Open(ctx context.Context, at string) (Store, error) {
 	}
 	f, err := openFolder(path.Clean(u.Path), (*os.File).Sync)
 	if err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, fmt.Errorf("archive.url %s: %w", at, err)
 	}
 	return f, nil
 }
@@ -94,6 +94,9 @@ func openFolder(at string, flush func(*os.File) error) (*folder, error) {
 
 func (f *folder) Close() error { return f.root.Close() }
 
+// failed says of an error whose names are below which folder they are.
+func (f *folder) failed(err error) error { return fmt.Errorf("archive in %s: %w", f.root.Name(), err) }
+
 // temporary is how the names of hidden files begin. Whoever makes one holds a lock on it, from before it has
 // a byte until it is gone: one with content and without the lock was left by a process that was killed.
 const temporary = ".new-"
@@ -109,7 +112,7 @@ func (f *folder) Create(ctx context.Context, name string, data []byte) (err erro
 	}
 	dir := path.Dir(name)
 	if err := f.makeDir(dir); err != nil {
-		return fmt.Errorf("archive: %w", err)
+		return f.failed(err)
 	}
 	return f.write(dir, data, func(temp string) error {
 		err := f.root.Link(temp, name)
@@ -142,7 +145,7 @@ func (f *folder) write(dir string, data []byte, take func(temp string) error) (e
 	temp := path.Join(dir, temporary+rand.Text())
 	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("archive: %w", err)
+		return f.failed(err)
 	}
 	defer func() { err = errors.Join(err, file.Close()) }() // and lets the lock go
 	hold(file)
@@ -150,13 +153,13 @@ func (f *folder) write(dir string, data []byte, take func(temp string) error) (e
 		err = file.Sync()
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("archive: %w", err), f.root.Remove(temp))
+		return errors.Join(f.failed(err), f.root.Remove(temp))
 	}
 	if err := take(temp); err != nil {
 		if errors.Is(err, ErrExists) {
 			return err
 		}
-		return fmt.Errorf("archive: %w", err)
+		return f.failed(err)
 	}
 	return f.sync(dir)
 }
@@ -168,12 +171,12 @@ func (f *folder) Tidy(ctx context.Context, dir string) (busy []string, err error
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	}
 	defer func() { _ = d.Close() }()
 	entries, err := d.ReadDir(-1)
 	if err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	}
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), temporary) || !e.Type().IsRegular() {
@@ -185,7 +188,7 @@ func (f *folder) Tidy(ctx context.Context, dir string) (busy []string, err error
 		name := path.Join(dir, e.Name())
 		switch held, err := f.tidy(name); {
 		case err != nil:
-			return nil, fmt.Errorf("archive: %w", err)
+			return nil, f.failed(err)
 		case held:
 			busy = append(busy, name)
 		}
@@ -233,7 +236,7 @@ func (f *folder) makeDir(dir string) error {
 func (f *folder) sync(dir string) error {
 	d, err := f.root.Open(dir)
 	if err != nil {
-		return fmt.Errorf("archive: %w", err)
+		return f.failed(err)
 	}
 	return errors.Join(f.flush(d), d.Close())
 }
@@ -247,21 +250,21 @@ func (f *folder) Read(ctx context.Context, name string, limit int64) ([]byte, er
 		return nil, ErrMissing
 	}
 	if err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	}
 	defer func() { _ = file.Close() }()
 	info, err := file.Stat()
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("archive: %s is no file", name)
+		return nil, f.failed(fmt.Errorf("%s is no file", name))
 	case info.Size() > limit:
-		return nil, fmt.Errorf("archive: %s has %d bytes, more than %d", name, info.Size(), limit)
+		return nil, f.failed(fmt.Errorf("%s has %d bytes, more than %d", name, info.Size(), limit))
 	}
 	data := make([]byte, info.Size())
 	if _, err := io.ReadFull(file, data); err != nil {
-		return nil, fmt.Errorf("archive: read %s: %w", name, err)
+		return nil, f.failed(fmt.Errorf("read %s: %w", name, err))
 	}
 	return data, nil
 }
@@ -280,16 +283,16 @@ func (f *folder) List(ctx context.Context, dir, after string) ([]string, error) 
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	}
 	defer func() { _ = d.Close() }()
 	entries, err := d.ReadDir(-1)
 	if err != nil {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	}
 	// A file system that only reads, such as that of an image, may have no way to flush.
 	if err := f.flush(d); err != nil && !errors.Is(err, syscall.EINVAL) {
-		return nil, fmt.Errorf("archive: %w", err)
+		return nil, f.failed(err)
 	}
 	var names []string
 	for _, e := range entries {
