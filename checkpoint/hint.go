@@ -25,6 +25,11 @@ const hintStopped = "But first keep everybody else out of Outflow's NATS account
 const hintRestore = "Run `outflow archive restore` again: it goes on where it was. Then `outflow repair` " +
 	"says what the archive did not have"
 
+// hintArchive is for a stream that is gone: the rows that retention has removed are in the archive alone.
+const hintArchive = "But if there is an archive, run `outflow archive restore` before that: it brings the " +
+	"stream back with the sequences that consumers know, and the repair has only to publish what the " +
+	"archive lacks. "
+
 const hintShard = "Set shard to what the record says: what slot and stream are of is settled when they are " +
 	"made. To divide a table otherwise, " +
 	"give each new shard a slot, a publication and a stream of its own, as docs/upgrades.md says"

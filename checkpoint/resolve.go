@@ -331,8 +331,8 @@ func (v *resolver) stream() error {
 	s, home := v.Stream, v.Record.homeID()
 	switch {
 	case !s.Exists:
-		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.hintStream(), "stream %s does not exist",
-			v.cfg.Stream)
+		return v.gap("stream_missing", 0, v.Slot.Confirmed, hintArchive+v.cfg.hintStream(),
+			"stream %s does not exist", v.cfg.Stream)
 	case !s.Created.Equal(v.Record.Created):
 		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
