@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -29,5 +30,15 @@ func TestACutIsNotPutBack(t *testing.T) {
 	w := &rowWriter{rep: &Rows{First: 1, Last: 1}, carry: &carrier{}}
 	if err := w.run(t.Context(), a); err != nil || w.rep.Inserted+w.rep.DeadLetters > 0 {
 		t.Errorf("%+v, %v", w.rep, err)
+	}
+}
+
+// TestADryRunSaysNothingOfTheTable, at which it has not looked.
+func TestADryRunSaysNothingOfTheTable(t *testing.T) {
+	t.Parallel()
+	r := &Rows{Table: "outbox", Inserted: 7, First: 1, Last: 9, dry: true}
+	if said := r.String(); strings.Contains(said, "put back") ||
+		!strings.Contains(said, "7 rows in messages 1 to 9") {
+		t.Error(said)
 	}
 }

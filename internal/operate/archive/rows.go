@@ -59,11 +59,18 @@ type Rows struct {
 	// Sequence moves that of the id column beyond the rows that are put back; "": it has none, as far as the
 	// table says.
 	Sequence string `json:"sequence,omitempty"`
+
+	dry bool
 }
 
 func (r *Rows) String() string {
-	text := fmt.Sprintf("table %s: %d rows put back, %d were there, from messages %d to %d\ncolumns  %s",
-		r.Table, r.Inserted, r.There, r.First, r.Last, strings.Join(r.Columns, ", "))
+	text := fmt.Sprintf("table %s: %d rows put back, %d were there, from messages %d to %d", r.Table,
+		r.Inserted, r.There, r.First, r.Last)
+	if r.dry {
+		text = fmt.Sprintf("table %s: %d rows in messages %d to %d, those included that are there", r.Table,
+			r.Inserted, r.First, r.Last)
+	}
+	text += "\ncolumns  " + strings.Join(r.Columns, ", ")
 	if len(r.Left) > 0 {
 		text += fmt.Sprintf("\ndefaults %s: messages do not carry them", strings.Join(r.Left, ", "))
 	}
@@ -136,7 +143,7 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 			Message: "replication.origin is any: outflow run would publish the rows that are put back again"}
 	}
 	w := &rowWriter{layout: l.Layout, hit: o.Hit, rep: &Rows{Folder: folder, Table: l.Layout.Mapping.Table,
-		First: max(o.From, 1), Last: a.Next() - 1, Cut: []uint64{}}}
+		First: max(o.From, 1), Last: a.Next() - 1, Cut: []uint64{}, dry: o.DryRun}}
 	if o.To > 0 {
 		w.rep.Last = min(o.To, w.rep.Last)
 	}
