@@ -144,13 +144,23 @@ func ReadTable(ctx context.Context, q Querier, table string) (Table, error) {
 			LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, t.OID)
 	if err != nil {
-		return Table{}, fmt.Errorf("read the columns of %s.%s: %w", schema, name, err)
+		return Table{}, t.unread(err)
 	}
 	t.Columns, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	if err != nil {
-		return Table{}, fmt.Errorf("read the columns of %s.%s: %w", schema, name, err)
+		return Table{}, t.unread(err)
 	}
 	return t, nil
+}
+
+// unread is the error of a table whose columns can't be read. Printing an expression takes a lock on the
+// table: an ALTER TABLE or LOCK TABLE that does not end is the one thing for which this waits.
+func (t Table) unread(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || postgres.SQLState(err) == postgres.StateQueryCanceled {
+		err = fmt.Errorf("%w. Somebody seems to hold a lock on the table: SELECT pid, mode FROM pg_locks "+
+			"WHERE relation = %d AND granted", err, t.OID)
+	}
+	return fmt.Errorf("read the columns of %s.%s: %w", t.Schema, t.Name, err)
 }
 
 // unlogged is the fault of a table whose rows never reach the WAL; nil if they do.

@@ -9,7 +9,29 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
+
+// An ALTER TABLE that does not end is what keeps a start, a status and each round of maintain waiting.
+func TestALockOnTheTableIsSuspected(t *testing.T) {
+	t.Parallel()
+	d := ready(t, pgtest.Server(t))
+	d.Exec("CREATE TABLE locked (id int, next int GENERATED ALWAYS AS (id + 1) STORED)")
+	tx, err := d.Conn.Begin(t.Context())
+	must.Succeed(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+	must.Succeed(t, err)
+	other, err := postgres.Connect(t.Context(), d.URL)
+	must.Succeed(t, err)
+	defer func() { _ = other.Close(t.Context()) }()
+	_, err = other.Exec(t.Context(), "SET statement_timeout = '2s'")
+	must.Succeed(t, err)
+	if _, err = ReadTable(t.Context(), other, "locked"); err == nil ||
+		!strings.Contains(err.Error(), "hold a lock on the table") {
+		t.Error(err)
+	}
+	must.Succeed(t, tx.Rollback(t.Context()))
+}
 
 func TestTableNamesAreSplitAsPostgreSQLDoes(t *testing.T) {
 	t.Parallel()
