@@ -189,6 +189,10 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	if c.a, err = c.o.Known.Load(ctx, store, folder, c.o.Hit); err != nil {
 		return err
 	}
+	// One that is killed again and again, as where it has no memory for a segment, would fill the disk.
+	if _, err := c.a.Tidy(ctx); err != nil {
+		return err
+	}
 	c.a.Erased = c.erasedNow
 	rec, _, err := wiring.Store(c.cfg, conn).Load(ctx)
 	if err != nil {

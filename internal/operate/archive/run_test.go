@@ -6,7 +6,10 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -432,5 +435,22 @@ func TestASegmentWaitsForNoClockThatHasGoneBack(t *testing.T) {
 		if got := c.isOld(c.now.Add(ahead)); got != want {
 			t.Errorf("%v ahead: %v", ahead, got)
 		}
+	}
+}
+
+// TestWhatAKilledRunHasWrittenIsRemoved: what it was writing has no name yet, and nobody looks for it.
+func TestWhatAKilledRunHasWrittenIsRemoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(10)
+	w.confirm(5)
+	w.mustRun(Options{Now: true})
+	dir := filepath.Join(strings.TrimPrefix(w.cfg.Archive.URL, "file://"), "v1",
+		archive.FolderOf("OUTBOX", w.s.CachedInfo().Created))
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, ".new-LEFT"), []byte("a part of a segment"), 0o600))
+	w.mustRun(Options{})
+	left, err := filepath.Glob(filepath.Join(dir, ".new-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
 	}
 }
