@@ -484,8 +484,11 @@ func (c *command) hole(ctx context.Context, s *archive.Segment, to uint64, behin
 		if err != nil {
 			return err
 		}
-		if (front == nil || front.Seq > from) && !c.accepts(lost) {
-			return c.gap(ctx, lost)
+		if front == nil || front.Seq > from {
+			if !c.accepts(lost) {
+				return c.gap(ctx, lost)
+			}
+			c.o.Now = true // the next run does not know of it, unless a segment says so
 		}
 	}
 	s.Gap(lost, c.erased.Within(from, to))
