@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // database is a consumer's database.
@@ -170,6 +171,41 @@ func (d *database) change(ctx context.Context, name string, do func(tx pgx.Tx) e
 			Hint:    "Run it again, or stop the consumer's instances first. Nothing was changed"}
 	}
 	return err
+}
+
+// seeing runs do in a transaction that sees all rows, and reads only.
+func seeing(ctx context.Context, conn *pgx.Conn, from string, do func(tx pgx.Tx) error) error {
+	// A pooler may stand in between, so nothing is set but for a transaction. It is not a read-only one: with
+	// that some poolers ask a standby.
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: begin: %w", from, err)
+	}
+	defer tx.Rollback(ctx) //nolint:errcheck // nothing was written
+	if err := seeAll(ctx, tx, from); err != nil {
+		return err
+	}
+	return do(tx)
+}
+
+// seeAll makes sure that a transaction sees all rows that were committed: a policy that hides some is an
+// error, an operator of somebody else hides none, and no standby is asked. What is not seen is not waited
+// for, and not erased.
+func seeAll(ctx context.Context, tx pgx.Tx, from string) error {
+	const all = "SET LOCAL row_security = off; SET LOCAL search_path = pg_catalog, pg_temp"
+	if _, err := tx.Exec(ctx, all); err != nil {
+		return fmt.Errorf("%s: see all rows: %w", from, err)
+	}
+	var standby bool
+	if err := tx.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
+		return fmt.Errorf("%s: look whether it is a standby: %w", from, err)
+	}
+	if standby {
+		return postgres.Fatal(nil, "in_recovery", "Name the primary with --database or "+
+			"OUTFLOW_CONSUMER_DATABASE", "%s is a standby: it may not know yet of a consumer, of what one "+
+			"has parked, or that one was set back", from)
+	}
+	return nil
 }
 
 // fence gives all of the consumer's partitions a new epoch and no owner: whatever an instance still tries

@@ -59,9 +59,14 @@ func eraseIn(ctx context.Context, target postgres.Target, streams []string, eras
 	}
 	defer postgres.Close(conn)
 	found.Seen = append(found.Seen, from)
-	schemas, err := parkedSchemas(ctx, conn)
-	if err != nil {
-		return fmt.Errorf("%s: look for consumers: %w", from, err)
+	var schemas []parkedSchema
+	if err := seeing(ctx, conn, from, func(tx pgx.Tx) error {
+		if schemas, err = parkedSchemas(ctx, tx); err != nil {
+			return fmt.Errorf("%s: look for consumers: %w", from, err)
+		}
+		return nil
+	}); err != nil {
+		return err
 	}
 	for _, s := range schemas {
 		if !s.trusted {
@@ -91,8 +96,11 @@ const DefaultDatabase = "postgres.url"
 func (d *database) eraseFrom(ctx context.Context, streams []string, erase bool, is func(*erasure.Parked) bool,
 	hit func(), found *erasure.FoundParked, names map[string]bool) error {
 	for _, stream := range streams {
-		all, err := d.names(ctx, stream)
-		if err != nil {
+		var all []string
+		if err := seeing(ctx, d.conn, d.from, func(pgx.Tx) (err error) {
+			all, err = d.names(ctx, stream)
+			return err
+		}); err != nil {
 			return err
 		}
 		for _, name := range all {
@@ -116,8 +124,8 @@ type parkedSchema struct {
 	trusted     bool // a trigger of the owner may run with our rights
 }
 
-func parkedSchemas(ctx context.Context, conn *pgx.Conn) ([]parkedSchema, error) {
-	rows, err := conn.Query(ctx, `SELECT n.nspname::pg_catalog.text, o.rolname::pg_catalog.text,
+func parkedSchemas(ctx context.Context, tx pgx.Tx) ([]parkedSchema, error) {
+	rows, err := tx.Query(ctx, `SELECT n.nspname::pg_catalog.text, o.rolname::pg_catalog.text,
 			o.rolsuper OR o.oid OPERATOR(pg_catalog.=) me.oid OR o.oid OPERATOR(pg_catalog.=) d.datdba
 			OR NOT me.rolsuper AND pg_catalog.pg_has_role(me.oid, o.oid, 'MEMBER')
 		FROM pg_catalog.pg_class c
@@ -141,11 +149,18 @@ func parkedSchemas(ctx context.Context, conn *pgx.Conn) ([]parkedSchema, error) 
 // parked or released meanwhile.
 func (d *database) eraseParked(ctx context.Context, name, stream string, erase bool,
 	is func(*erasure.Parked) bool) (n int64, err error) {
-	ords, err := d.parkedOf(ctx, d.conn, name, stream, is)
+	var ords []int64
+	err = seeing(ctx, d.conn, d.from, func(tx pgx.Tx) (err error) {
+		ords, err = d.parkedOf(ctx, tx, name, stream, is)
+		return err
+	})
 	if err != nil || len(ords) == 0 || !erase {
 		return int64(len(ords)), err
 	}
 	err = d.change(ctx, name, func(tx pgx.Tx) error {
+		if err := seeAll(ctx, tx, d.from); err != nil {
+			return err
+		}
 		_, err := tx.Exec(ctx, `SELECT FROM `+d.table("outflow_mark")+` WHERE name = $1 FOR UPDATE`, name)
 		if err != nil {
 			return d.failed("lock the marks of consumer "+name, err)

@@ -6,7 +6,9 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -69,5 +71,55 @@ func TestParkedEventsAreErased(t *testing.T) {
 	}
 	if found := run(true); found.Events != 0 {
 		t.Errorf("%d went again", found.Events)
+	}
+}
+
+// TestParkedEventsThatAreHiddenAreNotPassedOver: a certificate would say that the database was looked at.
+func TestParkedEventsThatAreHiddenAreNotPassedOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at,
+			position, event_id, cause)
+		VALUES ('texts', 'd', 1, 'live', 5, 'gone', '{"Outflow": ["v=1"]}', 'x', now(), '5-0', '', 'poison')`)
+	find := func(in postgres.Target, erase bool) (erasure.FoundParked, error) {
+		return EraseParked(t.Context(), w.API, []string{"OUTBOX"}, []postgres.Target{in}, erase,
+			func(*erasure.Parked) bool { return true }, func() {})
+	}
+	target := w.reader("outflow_consumer, outflow_mark, outflow_parked")
+	if found, err := find(target, false); err != nil || found.Events != 1 {
+		t.Errorf("where nothing is hidden: %+v, %v", found, err)
+	}
+	w.exec(`ALTER TABLE outflow_parked ENABLE ROW LEVEL SECURITY`)
+	found, err := find(target, false)
+	if f := outbox.FaultOf(err); f == nil || f.Code != "no_right" {
+		t.Errorf("where a policy hides them: %+v, %v", found, err)
+	}
+	target.Setting = DefaultDatabase // nobody has said that there are consumers in it
+	if found, err = find(target, true); err != nil || len(found.Unseen) != 1 ||
+		!strings.Contains(found.Unseen[0], "the role may not look into it") {
+		t.Errorf("in the default database: %+v, %v", found, err)
+	}
+	shadowed := w.shadowed()
+	for _, erase := range []bool{false, true} {
+		if found, err := find(shadowed, erase); err != nil || found.Events != 1 {
+			t.Errorf("where an operator hides them: %+v, %v", found, err)
+		}
+	}
+	if found, err := find(shadowed, true); err != nil || found.Events != 0 {
+		t.Errorf("after it has gone: %+v, %v", found, err)
+	}
+}
+
+// TestParkedEventsAreNotErasedAtAStandby, which may not have those that were parked a moment ago.
+func TestParkedEventsAreNotErasedAtAStandby(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	standby, err := pgtest.Own(t, 0).Standby(t.Context(), "standby", nil)
+	must(t, err)
+	t.Cleanup(func() { must(t, standby.Remove()) })
+	found, err := EraseParked(t.Context(), w.API, []string{"OUTBOX"}, []postgres.Target{{
+		URL: standby.URL("postgres"), Setting: "--database"}}, false, nil, nil)
+	if f := outbox.FaultOf(err); f == nil || f.Code != "in_recovery" {
+		t.Errorf("%+v, %v", found, err)
 	}
 }

@@ -155,28 +155,16 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 		return nil, err
 	}
 	defer postgres.Close(conn)
-	// A pooler may stand in between, so nothing is set but for a transaction. It is not a read-only one: with
-	// that some poolers ask a standby.
-	tx, err := conn.Begin(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("%s: begin: %w", from, err)
-	}
-	defer tx.Rollback(ctx) //nolint:errcheck // nothing was written
-	// A consumer that is not seen is not waited for: a policy that hides rows is an error, and an operator of
-	// somebody else hides none.
-	const seeAll = "SET LOCAL row_security = off; SET LOCAL search_path = pg_catalog, pg_temp"
-	if _, err := tx.Exec(ctx, seeAll); err != nil {
-		return nil, fmt.Errorf("%s: see all rows: %w", from, err)
-	}
-	var standby bool
-	if err := tx.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
-		return nil, fmt.Errorf("%s: look whether it is a standby: %w", from, err)
-	}
-	if standby {
-		return nil, postgres.Fatal(nil, "in_recovery", "Name the primary with --database or "+
-			"OUTFLOW_CONSUMER_DATABASE", "%s is a standby: it may not know yet of a consumer, or that one "+
-			"was set back", from)
-	}
+	err = seeing(ctx, conn, from, func(tx pgx.Tx) error {
+		all, err = a.inSchemasOf(ctx, tx, from, created, all)
+		return err
+	})
+	return all, err
+}
+
+// inSchemasOf is inDatabaseOf, in a transaction that sees all rows.
+func (a *Admin) inSchemasOf(ctx context.Context, tx pgx.Tx, from string, created time.Time,
+	all []streamretain.Reader) ([]streamretain.Reader, error) {
 	rows, err := tx.Query(ctx, `SELECT n.nspname FROM pg_catalog.pg_class c
 		JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 		WHERE c.relname OPERATOR(pg_catalog.=) 'outflow_consumer'
@@ -190,13 +178,13 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 		return nil, fmt.Errorf("%s: look for consumers: %w", from, err)
 	}
 	for _, schema := range schemas {
-		d := &database{conn: conn, schema: schema, from: from}
+		d := &database{conn: tx.Conn(), schema: schema, from: from}
 		names, err := d.names(ctx, a.Stream)
 		if err != nil {
 			return nil, err
 		}
 		for _, name := range names {
-			s, err := d.load(ctx, conn, name, free)
+			s, err := d.load(ctx, tx, name, free)
 			if err != nil || s == nil {
 				return nil, errOr(err, "%s: consumer %s was deleted meanwhile: run it again", from, name)
 			}

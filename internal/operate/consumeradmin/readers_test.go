@@ -54,21 +54,39 @@ func TestReadersAreAllThatReadTheStream(t *testing.T) {
 	}
 }
 
+// reader makes a role that may read tables, and returns the database as it is for that role.
+func (w *world) reader(tables string) postgres.Target {
+	w.t.Helper()
+	role := "reads_" + strings.ToLower(rand.Text())
+	w.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	w.t.Cleanup(func() {
+		w.DB.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) //nolint:errcheck // over
+	})
+	w.exec(`GRANT SELECT ON ` + tables + ` TO ` + role)
+	c, err := pgx.ParseConfig(w.url)
+	must(w.t, err)
+	return postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s", c.Host, c.Port,
+		c.Database, role)}
+}
+
+// shadowed makes an operator that finds nothing equal, and returns the database with a search_path that has
+// it before that of pg_catalog.
+func (w *world) shadowed() postgres.Target {
+	w.t.Helper()
+	w.exec(`CREATE FUNCTION public.differ(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false'`)
+	w.exec(`CREATE OPERATOR public.= (LEFTARG = text, RIGHTARG = text, FUNCTION = public.differ)`)
+	c, err := pgx.ParseConfig(w.url)
+	must(w.t, err)
+	return postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s "+
+		"password='%s' search_path='public, pg_catalog'", c.Host, c.Port, c.Database, c.User, c.Password)}
+}
+
 // TestAConsumerThatAPolicyHidesIsNotPassedOver: a database may have row-level security on all tables, and
 // then whoever may read, and has no policy, reads nothing.
 func TestAConsumerThatAPolicyHidesIsNotPassedOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	role := "reads_" + strings.ToLower(rand.Text())
-	w.exec(`CREATE ROLE ` + role + ` LOGIN`)
-	t.Cleanup(func() {
-		w.DB.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role) //nolint:errcheck // over
-	})
-	w.exec(`GRANT SELECT ON outflow_consumer, outflow_mark, outflow_member TO ` + role)
-	c, err := pgx.ParseConfig(w.url)
-	must(t, err)
-	target := postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s", c.Host,
-		c.Port, c.Database, role)}
+	target := w.reader("outflow_consumer, outflow_mark, outflow_member")
 	all, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{target})
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%v, %v", all, err)
@@ -86,13 +104,7 @@ func TestAConsumerThatAPolicyHidesIsNotPassedOver(t *testing.T) {
 func TestAConsumerThatAnOperatorHidesIsSeen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`CREATE FUNCTION public.differ(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT false'`)
-	w.exec(`CREATE OPERATOR public.= (LEFTARG = text, RIGHTARG = text, FUNCTION = public.differ)`)
-	c, err := pgx.ParseConfig(w.url)
-	must(t, err)
-	target := postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s "+
-		"password='%s' search_path='public, pg_catalog'", c.Host, c.Port, c.Database, c.User, c.Password)}
-	all, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{target})
+	all, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{w.shadowed()})
 	if err != nil || len(all) != 1 {
 		t.Errorf("%v, %v", all, err)
 	}
