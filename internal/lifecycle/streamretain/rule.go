@@ -2,12 +2,14 @@ package streamretain
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // Config says what the stream keeps.
@@ -28,6 +30,14 @@ type Facts struct {
 	Record   *checkpoint.Record // nil: there is none
 	Archived uint64             // the archive of this stream has everything up to here, and has verified it
 	Readers  []Reader
+}
+
+// CountCuts reads how many cuts the stream of the record has.
+func (f *Facts) CountCuts(ctx context.Context, s *stream.Stream) (err error) {
+	if f.Record != nil && f.Record.Epoch > 0 {
+		f.Cuts, err = s.Cuts(ctx)
+	}
+	return err
 }
 
 // Reader is a consumer of the stream.

@@ -139,8 +139,11 @@ func (c *command) mayGo(ctx context.Context) (streamretain.Bound, error) {
 	if c.cfg.Reorder.Mode == config.ModeGap {
 		rule.Memory = c.cfg.Reorder.Memory
 	}
-	return streamretain.Bounds(&rule, &streamretain.Facts{Created: st.Created, Last: st.LastSeq,
-		Newest: st.NewestSeq, Record: rec})[0], nil
+	facts := streamretain.Facts{Created: st.Created, Last: st.LastSeq, Newest: st.NewestSeq, Record: rec}
+	if err := facts.CountCuts(ctx, c.stream); err != nil {
+		return streamretain.Bound{}, err
+	}
+	return streamretain.Bounds(&rule, &facts)[0], nil
 }
 
 // messages erases those of the stream, as far as they may go until then.

@@ -14,13 +14,17 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // answering returns a connection to a JetStream that answers so.
@@ -148,5 +152,57 @@ func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 			}
 		}
 		must.Succeed(t, cluster.WaitReady(3*time.Minute))
+	}
+}
+
+// TestWhatGapModeRemembersAmongCutsIsNotErased: a cut is no message that it remembers, and no record knows
+// all of them. Without one of these messages no start goes on.
+func TestWhatGapModeRemembersAmongCutsIsNotErased(t *testing.T) {
+	t.Parallel()
+	conn, err := sink.Connect(t.Context(), sink.Config{URL: natstest.Server(t).URL(), Table: "public.outbox",
+		Stream: "OUTBOX"})
+	must.Succeed(t, err)
+	t.Cleanup(conn.Close)
+	js, err := conn.API().JetStream()
+	must.Succeed(t, err)
+	s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
+		Subjects: []string{"outbox.>", outbox.CutSubject}})
+	must.Succeed(t, err)
+	const cuts, newest = 3, 100
+	cut := outbox.Cut{LSN: 55, SystemID: 1, Timeline: 1, Epoch: 2, Owner: 2}
+	for n := range newest {
+		m := &nats.Msg{Subject: "outbox.d", Header: nats.Header{outbox.HeaderName: {"v=1"}}}
+		if n >= 55 && n < 55+cuts {
+			m = &nats.Msg{Subject: outbox.CutSubject, Header: nats.Header{outbox.HeaderCut: {cut.String()}}}
+		}
+		_, err := js.PublishMsg(t.Context(), m)
+		must.Succeed(t, err)
+	}
+	c := &command{l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}, stream: stream.New(conn.API(),
+		"OUTBOX", slog.New(slog.DiscardHandler))}
+	c.cfg, err = config.Load(config.Args{"stream": "OUTBOX", "slot": "outflow"}, nil)
+	must.Succeed(t, err)
+	c.cfg.Cluster.Mode, c.cfg.Cluster.ID = config.ModeShared, 1
+	store := checkpoint.NewStore(conn.API(), checkpoint.StoreConfig{Stream: "OUTBOX", Slot: "outflow",
+		Cluster: 1})
+	must.Succeed(t, store.EnsureBucket(t.Context(), 1, jetstream.FileStorage))
+	_, err = store.Save(t.Context(), &checkpoint.Record{
+		Version: 2, Slot: "outflow", Database: "d", SystemID: "1", Stream: "OUTBOX",
+		Created: s.CachedInfo().Created, Owner: 1, Epoch: 3,
+		Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Actor: "a", Counter: "c",
+			Key: "seq_key", Payload: "payload", Control: "public.outflow_control"},
+		Publication: checkpoint.PublicationSeen{PublicationIdentity: relay.PublicationIdentity{
+			OID: 16401, Xmin: 730, RelOID: 16402, RelXmin: 730}, Seen: 1},
+		Checkpoints: []checkpoint.StoredCheckpoint{{Since: time.Now(), Checkpoint: relay.Checkpoint{
+			Due: 70, Seq: 70, Timeline: 1, Remembered: 20, Settings: relay.Settings{Sort: outbox.ByGap,
+				MaxEvents: relay.DefaultMaxEvents, MaxBytes: relay.DefaultMaxBytes,
+				Gap: relay.Gap{Bound: relay.DefaultBound, Cold: relay.DefaultCold, Memory: 20,
+					First: relay.DefaultFirst}}}}},
+	}, 0)
+	must.Succeed(t, err)
+	bound, err := c.mayGo(t.Context())
+	must.Succeed(t, err)
+	if want := uint64(70 - 20 - cuts); bound.Clause != "memory" || bound.UpTo != want {
+		t.Errorf("%v; want up to %d", bound, want)
 	}
 }

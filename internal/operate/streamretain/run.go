@@ -304,10 +304,8 @@ func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error
 	}
 	f.First, f.Last, f.Denied = s.State.First, s.State.Last, s.Config.Denied()
 	of := streams.New(c.conn.API(), c.cfg.Stream, c.log)
-	if f.Record != nil && f.Record.Epoch > 0 {
-		if f.Cuts, err = of.Cuts(ctx); err != nil {
-			return nil, nil, err
-		}
+	if err := f.CountCuts(ctx, of); err != nil {
+		return nil, nil, err
 	}
 	f.Newest, err = of.AtOrBelow(ctx, f.Last)
 	return s, f, err
