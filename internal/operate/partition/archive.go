@@ -28,20 +28,26 @@ func (c *command) reach(ctx context.Context, rd backfill.Readings) (r partition.
 	if err := c.refresh(ctx, rd.Stream.Created); err != nil {
 		return partition.Reach{Err: err}
 	}
+	// A stream that was put back from a backup keeps the time at which it was made, and has others under the
+	// sequences behind it: of those the archive says nothing.
+	if err := c.archive.Agrees(ctx, c.l.NATS.API()); err != nil {
+		return partition.Reach{Err: err}
+	}
 	valid := func(system string, timeline uint32, lsn outbox.LSN) bool {
 		return system == rd.Server.SystemID && timeline == rd.Server.History.At(lsn)
 	}
 	a := c.archive.Reach(valid)
 	r = partition.Reach{Last: a.Last, Complete: a.Complete, Whole: a.Whole}
 	// Where nothing is published any more, checkpoints move on and no segment comes: what is archived is all
-	// that there is below the confirmed one.
+	// that there is below the confirmed one. An archive that ends behind that one is not of these messages,
+	// or newer than what was read.
 	rec := rd.Record
 	if rec == nil || !rec.Created.Equal(rd.Stream.Created) || rec.Repairing != "" ||
 		len(rec.Checkpoints) == 0 {
 		return r
 	}
 	confirmed := rec.Checkpoints[0]
-	if a.Last >= confirmed.Seq && valid(rec.SystemID, confirmed.Timeline, confirmed.Start()) {
+	if a.Last == confirmed.Seq && valid(rec.SystemID, confirmed.Timeline, confirmed.Start()) {
 		r.Complete = max(r.Complete, confirmed.Start())
 		if !c.archive.HasGaps() {
 			r.Whole = r.Complete

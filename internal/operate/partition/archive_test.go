@@ -11,11 +11,19 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink"
 )
 
 // TestAnOlderCopyOfTheArchiveIsNoticed by a run that goes on, such as one that deletes many rows.
@@ -107,5 +115,77 @@ func TestFewSegmentsAreInMemoryAtOnce(t *testing.T) { //nolint:paralleltest // i
 	must.Succeed(t, c.archived(t.Context(), made, partition.Period{}, func([16]byte) error { return nil }))
 	if store.most != 4 {
 		t.Errorf("%d were read at once", store.most)
+	}
+}
+
+// TestAnArchiveOfOtherMessagesIsNotComplete: the stream was put back from a backup, and keeps the time at
+// which it was made. What was published since under sequences that are archived is in no segment.
+func TestAnArchiveOfOtherMessagesIsNotComplete(t *testing.T) {
+	t.Parallel()
+	conn, err := sink.Connect(t.Context(), sink.Config{URL: natstest.Server(t).URL(), Table: "public.outbox",
+		Stream: "OUTBOX"})
+	must.Succeed(t, err)
+	t.Cleanup(conn.Close)
+	js, err := conn.API().JetStream()
+	must.Succeed(t, err)
+	s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
+		Subjects: []string{"outbox.d"}})
+	must.Succeed(t, err)
+	for range 4 {
+		_, err := js.Publish(t.Context(), "outbox.d", nil)
+		must.Succeed(t, err)
+	}
+	store, err := archive.Open(t.Context(), "file://"+t.TempDir())
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, store.Close()) }()
+	made := s.CachedInfo().Created
+	a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", made), nil)
+	must.Succeed(t, err)
+	archived := func(first, last uint64) { // of what was in the stream
+		segment, err := a.NewSegment()
+		must.Succeed(t, err)
+		for seq := first; seq <= last; seq++ {
+			m := &archive.Message{Seq: seq, Subject: "outbox.d", Time: made}
+			if stored, err := s.GetMsg(t.Context(), seq); err == nil {
+				m.Time = stored.Time
+			}
+			must.Succeed(t, segment.Add(m))
+		}
+		_, err = a.Append(t.Context(), segment, 0)
+		must.Succeed(t, err)
+	}
+	c := &command{cfg: config.Config{Stream: "OUTBOX"}, store: store, known: &archive.Known{},
+		l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
+	confirmed := func(seq uint64) partition.Reach {
+		return c.reach(t.Context(), backfill.Readings{Readings: checkpoint.Readings{
+			Stream: relay.StreamState{Created: made},
+			Server: relay.ServerState{SystemID: "1", History: relay.History{Timeline: 1}},
+			Record: &checkpoint.Record{SystemID: "1", Created: made,
+				Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: relay.Checkpoint{Seq: seq, Due: 1000,
+					Timeline: 1}}}},
+		}})
+	}
+	whole := partition.Reach{Last: 3, Complete: 1000, Whole: 1000}
+	archived(1, 3)
+	if got := confirmed(3); got != whole {
+		t.Errorf("all is archived: %+v", got)
+	}
+	must.Succeed(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(4)))
+	if got := confirmed(3); got != whole {
+		t.Errorf("all is archived, and what was has left the stream: %+v", got)
+	}
+	archived(4, 8)
+	if got := confirmed(6); got != (partition.Reach{Last: 8}) {
+		t.Errorf("the archive is longer: %+v", got)
+	}
+	for range 4 {
+		_, err := js.Publish(t.Context(), "outbox.d", []byte("another"))
+		must.Succeed(t, err)
+	}
+	for _, seq := range []uint64{8, 9} {
+		got := confirmed(seq)
+		if f := outbox.FaultOf(got.Err); f == nil || f.Code != archive.CodeDiffers || got.Complete != 0 {
+			t.Errorf("the archive ends with another message: %+v", got)
+		}
 	}
 }
