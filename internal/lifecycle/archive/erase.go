@@ -183,12 +183,27 @@ type Erased struct {
 // there before. It may be killed at any point and run again, also for another request, and two at once do no
 // harm. Root and chain stay as they are: each line keeps its hash.
 func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error) {
-	for i := range a.Segments {
-		if m := a.Segments[i]; e.Maybe != nil && m.DocsSum != nil && !e.Maybe(m) {
+	// A list for each segment would be of all those behind it.
+	listed, err := a.from(ctx, 1)
+	if err != nil {
+		return done, err
+	}
+	of := map[string][]string{}
+	for _, name := range listed {
+		first := name[:min(len(name), 20)]
+		of[first] = append(of[first], name)
+	}
+	for i, m := range a.Segments {
+		if e.Maybe != nil && m.DocsSum != nil && !e.Maybe(m) {
 			done.Passed++
 		} else {
+			names := of[fmt.Sprintf("%020d", m.First)]
 			for again := true; again; {
-				if again, err = a.eraseFrom(ctx, i, e, &done); err != nil {
+				again, err = a.eraseFrom(ctx, i, names, e, &done)
+				if again && err == nil {
+					names, err = a.from(ctx, m.First)
+				}
+				if err != nil {
 					return done, err
 				}
 			}
@@ -224,12 +239,10 @@ func (a *Archive) ErasedBy(ctx context.Context, request string) (n int64, err er
 	return n, nil
 }
 
-// eraseFrom erases from one segment. again: somebody else has written it anew meanwhile.
-func (a *Archive) eraseFrom(ctx context.Context, i int, e Erasing, done *Erased) (again bool, err error) {
-	names, err := a.from(ctx, a.Segments[i].First)
-	if err != nil {
-		return false, err
-	}
+// eraseFrom erases from one segment, of which there are these names. again: somebody else has written it anew
+// since they were listed.
+func (a *Archive) eraseFrom(ctx context.Context, i int, names []string, e Erasing, done *Erased) (again bool,
+	err error) {
 	old, err := a.manifest(ctx, names, a.Segments[i].First)
 	if err != nil {
 		return false, err

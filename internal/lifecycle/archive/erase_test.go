@@ -489,3 +489,38 @@ func TestAnErasedLineThatTheManifestDoesNotKnow(t *testing.T) {
 	_, err = Load(t.Context(), store, FolderOf("S", made), nil)
 	wantFault(t, err, CodeDamaged, "the one that replaced it is lost")
 }
+
+// TestAnErasureListsTheArchiveOnce, not for each segment that it writes anew. What another one does meanwhile
+// is found.
+func TestAnErasureListsTheArchiveOnce(t *testing.T) {
+	t.Parallel()
+	const segments = 8
+	lists := func(meanwhile func(Store)) (n int) {
+		store, dir := folderOf(t)
+		a := load(t, store, nil)
+		for to := uint64(1); to <= segments; to++ {
+			must.Succeed(t, add(t, a, 7*to))
+		}
+		a = load(t, listed{store, func() {
+			if n++; n == 2 { // the first one was to load it
+				meanwhile(store)
+			}
+		}}, nil)
+		done, err := a.Erase(t.Context(), docOf("doc1"))
+		must.Succeed(t, err)
+		if done.Messages != segments || done.Segments != segments {
+			t.Errorf("%+v", done)
+		}
+		if text := everything(t, dir); strings.Contains(text, "outbox.doc1") {
+			t.Error("it is still there")
+		}
+		return n
+	}
+	if n := lists(func(Store) {}); n > 5 {
+		t.Errorf("%d lists of %d segments", n, segments)
+	}
+	lists(func(store Store) {
+		_, err := load(t, store, nil).Erase(t.Context(), docOf("doc2"))
+		must.Succeed(t, err)
+	})
+}
