@@ -91,6 +91,13 @@ var commands = []Finding{
 		Title: "An erasure is at work on the outbox, or outflow archive rows or a replay is",
 		Hint: "Let it finish, then run it again. A replay that is interrupted goes on with its " +
 			"`--replay-id`, an erasure with the same `--request`."},
+	{Code: "erase_denied", Severity: Error, Classes: fatal,
+		Title: "A stream has messages of the document, and lets nobody delete them",
+		Hint: "Make it anew without deny_delete, then run the erasure again. The stream of the settings: " +
+			"end `outflow run`, then `outflow archive run --now`, `nats stream rm`, `outflow archive " +
+			"restore`, and `outflow repair`, which publishes what only the table has; without an archive " +
+			"the rest is gone. A copy: remove it, and make it again when the erasure has finished.",
+		Runbook: "[Streams that let nobody delete](erasure.md#what-it-waits-for)."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",
 		Hint: "The rows of what was erased may be there again. The archive's manifests name the requests; " +

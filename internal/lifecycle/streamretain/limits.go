@@ -15,17 +15,23 @@ type Limits struct {
 	Discard    string        `json:"discard"`
 
 	// These don't remove anything: they keep everybody from it.
-	DenyPurge bool `json:"deny_purge"`
-	Sealed    bool `json:"sealed"`
+	DenyPurge  bool `json:"deny_purge"`
+	DenyDelete bool `json:"deny_delete"`
+	Sealed     bool `json:"sealed"`
 }
 
-// Denied names the setting that lets nobody remove messages; "": none does.
-func (l Limits) Denied() string {
+// PurgeDenied names the setting that lets nobody purge messages; "": none does.
+func (l Limits) PurgeDenied() string { return l.denied("deny_purge", l.DenyPurge) }
+
+// DeleteDenied names the setting that lets nobody delete a message; "": none does.
+func (l Limits) DeleteDenied() string { return l.denied("deny_delete", l.DenyDelete) }
+
+func (l Limits) denied(name string, set bool) string {
 	switch {
 	case l.Sealed:
 		return "sealed"
-	case l.DenyPurge:
-		return "deny_purge"
+	case set:
+		return name
 	}
 	return ""
 }

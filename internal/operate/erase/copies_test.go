@@ -386,3 +386,45 @@ func TestWhatDoesNotSayItsDocumentCountsOnce(t *testing.T) {
 		t.Errorf("%d messages do not say their document, want 2", n)
 	}
 }
+
+// TestNothingIsErasedWhereNobodyMayDelete: the server refuses it for ever. So nothing is begun, nor noted as
+// erased.
+func TestNothingIsErasedWhereNobodyMayDelete(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
+	c.publish("_outflow.1.", "gone", 0x100)
+	c.publish("_outflow.1.", "other", 0x101)
+	later := sourced("OUTBOX")
+	later[0].OptStartSeq = 2
+	c.add(jetstream.StreamConfig{Name: "LATER", Sources: later, DenyDelete: true})
+	c.has("LATER", 1)
+	must.Succeed(t, c.copies(t.Context()))
+	must.Succeed(t, c.deletable(t.Context()))
+	refused := func(err error, words string) {
+		t.Helper()
+		if f := outbox.FaultOf(err); f == nil || f.Code != "erase_denied" ||
+			!strings.Contains(f.Message, words) {
+			t.Errorf("%v; want %q", err, words)
+		}
+	}
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0], DenyDelete: true})
+	c.has("MIRROR", 2)
+	must.Succeed(t, c.copies(t.Context()))
+	refused(c.deletable(t.Context()), "stream MIRROR has messages of the document, and deny_delete")
+	refused(c.eraseCopy(t.Context(), "MIRROR", time.Now()), "stream MIRROR")
+	must.Succeed(t, c.js.DeleteStream(t.Context(), "MIRROR"))
+	s, err := c.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	config := s.CachedInfo().Config
+	config.Sealed = true
+	_, err = c.js.UpdateStream(t.Context(), config)
+	must.Succeed(t, err)
+	must.Succeed(t, c.copies(t.Context()))
+	rec := *c.rec
+	c.rec.Cut = 0 // it has not begun
+	c.rd.Server.WALEnd, c.rd.Stream.LastSeq = rec.Cut, rec.CutSeq
+	refused(c.deletable(t.Context()), "stream OUTBOX has messages of the document, and sealed")
+	*c.rec = rec
+	refused(c.messages(t.Context(), time.Now()), "stream OUTBOX")
+}

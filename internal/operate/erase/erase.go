@@ -172,6 +172,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 	if err := c.copies(ctx); err != nil {
 		return nil, err
 	}
+	if err := c.deletable(ctx); err != nil {
+		return nil, err
+	}
 	if !o.Yes || refused != nil {
 		rec, rep := c.rec, *c.rep
 		switch err := c.plan(ctx, m); {
@@ -222,12 +225,17 @@ func (c *command) document() partition.Document {
 	return d
 }
 
+// begunNow is a request whose cut is now.
+func (c *command) begunNow() *erasure.Record {
+	return &erasure.Record{Cut: c.rd.Server.WALEnd, CutSeq: c.rd.Stream.LastSeq,
+		Created: micro(c.rd.Stream.Created)}
+}
+
 // plan says what would go, of what is there now.
 func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 	r := c.rep
 	if c.rec == nil || c.rec.Cut == 0 {
-		c.rec = &erasure.Record{Cut: c.rd.Server.WALEnd, CutSeq: c.rd.Stream.LastSeq,
-			Created: micro(c.rd.Stream.Created)}
+		c.rec = c.begunNow()
 		if r.Rows, err = m.CountDocument(ctx, c.document()); err != nil {
 			return err
 		}

@@ -146,6 +146,45 @@ func (c *command) mayGo(ctx context.Context) (streamretain.Bound, error) {
 	return streamretain.Bounds(&rule, &facts)[0], nil
 }
 
+// deletable refuses to begin where a stream has messages of the document and lets nobody delete one: what is
+// noted as erased, and is not, keeps the archive waiting for ever.
+func (c *command) deletable(ctx context.Context) error {
+	rec := c.rec
+	defer func() { c.rec = rec }()
+	if c.rec == nil || c.rec.Cut == 0 {
+		c.rec = c.begunNow()
+	}
+	for _, s := range c.list {
+		var all []found
+		var err error
+		switch {
+		case s.denied == "":
+		case s.name == c.cfg.Stream:
+			all, err = c.find(ctx, s.name, c.rd.Stream.LastSeq, asItIs, c.inStream)
+		case c.rep.copy(s.name):
+			all, _, err = c.inCopy(ctx, s.name)
+		}
+		if err == nil && len(all) > 0 {
+			err = c.denied(s.name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// denied refuses to delete from a stream that lets nobody.
+func (c *command) denied(name string) error {
+	s := c.info(name)
+	if s == nil || s.denied == "" {
+		return nil
+	}
+	return &outbox.Fault{Class: outbox.Fatal, Code: "erase_denied", Message: fmt.Sprintf("stream %s has "+
+		"messages of the document, and %s: the server deletes none for anybody, and that can't be taken back",
+		name, s.denied)}
+}
+
 // messages erases those of the stream, as far as they may go until then.
 func (c *command) messages(ctx context.Context, until time.Time) error {
 	// All that was committed below the cut is in the stream: its own slot has confirmed it.
@@ -161,6 +200,9 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 		return err
 	}
 	if len(left) > 0 {
+		if err := c.denied(c.cfg.Stream); err != nil {
+			return err
+		}
 		ok, err := c.replicas(ctx, c.cfg.Stream, until, len(c.rec.Erased) > 0)
 		if err != nil || !ok {
 			return err
@@ -260,8 +302,9 @@ type streamInfo struct {
 	restored  string   // the folder of the archive that it was made from; "": it was not
 	restoring string   // likewise, and that is under way
 	replicas  int
-	live      bool // an Outflow publishes to it, or did
-	outflow   bool // its newest message is one of Outflow, and it is not a live stream
+	denied    string // the setting that lets nobody delete a message; "": none does
+	live      bool   // an Outflow publishes to it, or did
+	outflow   bool   // its newest message is one of Outflow, and it is not a live stream
 }
 
 // origin is a stream that another one copies, and what of it.
@@ -469,6 +512,7 @@ func (c *command) listStreams(ctx context.Context) error {
 					Sources  []origin          `json:"sources"`
 					Replicas int               `json:"num_replicas"`
 					Metadata map[string]string `json:"metadata"`
+					streamretain.Limits
 				} `json:"config"`
 			} `json:"streams"`
 			Missing []string          `json:"missing"`
@@ -505,6 +549,7 @@ func (c *command) listStreams(ctx context.Context) error {
 				continue
 			}
 			info := streamInfo{name: k.Name, created: s.Created, replicas: k.Replicas,
+				denied:    k.DeleteDenied(),
 				restored:  k.Metadata[stream.MetadataRestored],
 				restoring: k.Metadata[stream.MetadataRestoring]}
 			if k.Mirror != nil {
@@ -588,6 +633,9 @@ func (c *command) eraseCopy(ctx context.Context, name string, until time.Time) e
 		return err
 	}
 	if len(all) > 0 {
+		if err := c.denied(name); err != nil {
+			return err
+		}
 		ok, err := c.replicas(ctx, name, until, c.rec.Copies[name] > 0)
 		if err != nil || !ok {
 			return err

@@ -302,7 +302,7 @@ func (c *command) read(ctx context.Context) (*stream, *streamretain.Facts, error
 	if err != nil {
 		return nil, nil, err
 	}
-	f.First, f.Last, f.Denied = s.State.First, s.State.Last, s.Config.Denied()
+	f.First, f.Last, f.Denied = s.State.First, s.State.Last, s.Config.PurgeDenied()
 	of := streams.New(c.conn.API(), c.cfg.Stream, c.log)
 	if err := f.CountCuts(ctx, of); err != nil {
 		return nil, nil, err
