@@ -217,8 +217,10 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	}
 	table := postgres.Quote(t.Schema) + "." + postgres.Quote(t.Name)
 	if c, _ := t.Column(w.layout.ID); c.Default && c.Category == "N" {
-		w.rep.Sequence = fmt.Sprintf("SELECT setval(pg_get_serial_sequence(%s, %s), max(%s)) FROM %s",
-			postgres.Literal(table), postgres.Literal(c.Name), postgres.Quote(c.Name), table)
+		// never back: the rows with the ids that it gave last may be gone, and are not all in the archive
+		w.rep.Sequence = fmt.Sprintf("SELECT setval(%[1]s, greatest(max(%[2]s), nextval(%[1]s))) FROM %[3]s",
+			"pg_get_serial_sequence("+postgres.Literal(table)+", "+postgres.Literal(c.Name)+")",
+			postgres.Quote(c.Name), table)
 	}
 	returned := "''"
 	if key := w.layout.Mapping.Key; key != "" {
