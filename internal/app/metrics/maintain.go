@@ -54,8 +54,8 @@ var (
 		"maintain fails. No series while it does not.", "part")
 
 	partitionsAhead = describe("partitions_ahead", "Partitions of the outbox that begin later than now "+
-		"(than 14 hours from now, where the column has no time zone), up to the first range that has none. "+
-		"No series where Outflow does not make them.")
+		"(than 14 hours from now, where Outflow makes those of a column without a time zone), up to the "+
+		"first range that has none. No series where Outflow does not make them.")
 	partitionsEnd = describe("partitions_end_timestamp_seconds", "Where the last of the outbox's partitions "+
 		"ends: a row of that time or later is refused. No series where Outflow does not make them.")
 	rowsBlocked = describe("rows_blocked_since_timestamp_seconds", "Since when old rows of the outbox wait "+

@@ -87,7 +87,7 @@ func TestARangeWithoutATimeZoneEndsWhereClocksAreLast(t *testing.T) {
 }
 
 // TestWhatLiesAheadIsCountedAsItIsMade: where the column has no time zone, what lies ahead by UTC may not for
-// who writes with another one.
+// who writes with another one. But pg_partman makes four that lie ahead by its own clock: that is no alarm.
 func TestWhatLiesAheadIsCountedAsItIsMade(t *testing.T) {
 	t.Parallel()
 	for kind, ahead := range map[string]int{"timestamp": 0, "timestamptz": 4} {
@@ -102,13 +102,20 @@ func TestWhatLiesAheadIsCountedAsItIsMade(t *testing.T) {
 				catalog.PartitionBound(at), catalog.PartitionBound(at.Add(w.cfg.Every))))
 			at = at.Add(w.cfg.Every)
 		}
-		if s := w.look(); s.Ahead != ahead || !s.Until.Equal(at.Truncate(time.Microsecond)) {
-			t.Errorf("of %s %d lie ahead until %v, not %d until %v", kind, s.Ahead, s.Until, ahead, at)
+		theirs := func(ahead int) {
+			t.Helper()
+			if s := w.look(); s.Ahead != ahead || !s.Until.Equal(at.Truncate(time.Microsecond)) {
+				t.Errorf("of %s %d lie ahead until %v, not %d until %v", kind, s.Ahead, s.Until, ahead, at)
+			}
 		}
+		theirs(4)
 		w.apply()
 		if s := w.look(); s.Ahead < 4 || s.Ahead > 5 {
 			t.Errorf("of %s then %d lie ahead until %v", kind, s.Ahead, s.Until)
 		}
+		w.Exec("DO $$ DECLARE p text; BEGIN FOR p IN SELECT name FROM outflow_partitions WHERE made LOOP " +
+			"EXECUTE 'DROP TABLE ' || p; END LOOP; END $$")
+		theirs(ahead)
 	}
 }
 

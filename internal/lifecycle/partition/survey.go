@@ -17,12 +17,14 @@ import (
 // Survey is how a partitioned outbox is, as far as everybody may see it.
 type Survey struct {
 	Ranges  bool      // it is partitioned by ranges of time, each of which ends
-	Ahead   int       // so many partitions lie ahead of all writers, up to the first range without one
+	Ahead   int       // so many partitions lie ahead, up to the first range without one
 	Until   time.Time // where the last of these ends; zero: there is none
 	Default bool      // a default partition takes what no other one does
 	Hole    time.Time // until then rows of now are among that; zero: they are not, or no range comes behind
 	Managed bool      // outflow partition has been run
 	Blocked []Blocked // partitions, or the rows of a plain table, that wait for a slot, oldest first
+
+	makes bool // outflow partition has made some of them
 }
 
 // Blocked is a fence that a slot has not confirmed.
@@ -35,9 +37,6 @@ type Blocked struct {
 
 // Look makes a survey. others are slots that do not count.
 func Look(ctx context.Context, q catalog.Querier, t catalog.Table, others []string) (s Survey, err error) {
-	if err := s.ranges(ctx, q, t); err != nil {
-		return s, fmt.Errorf("read the partitions of %s: %w", t.Quoted(), err)
-	}
 	kept, err := catalog.Beside(ctx, q, t, catalog.PartitionStates)
 	if err != nil {
 		return s, err
@@ -51,19 +50,22 @@ func Look(ctx context.Context, q catalog.Querier, t catalog.Table, others []stri
 		}
 	}
 	slices.SortStableFunc(s.Blocked, func(a, b Blocked) int { return a.Since.Compare(b.Since) })
+	if err := s.ranges(ctx, q, t); err != nil {
+		return s, fmt.Errorf("read the partitions of %s: %w", t.Quoted(), err)
+	}
 	return s, nil
 }
 
 // states reads which fences of a table of states slots have not confirmed.
 func (s *Survey) states(ctx context.Context, q catalog.Querier, t catalog.Table, states catalog.Kept,
 	others []string) error {
-	var some bool
-	err := q.QueryRow(ctx, "SELECT $3::boolean OR EXISTS (SELECT FROM "+states.Table+" l WHERE "+
-		catalog.OfRoot+")", t.OID, t.Quoted(), states.Own).Scan(&some)
+	var some, made bool
+	err := q.QueryRow(ctx, `SELECT $3::boolean OR count(*) > 0, coalesce(bool_or(made AND state <> 'dropped'), false)
+		FROM `+states.Table+` l WHERE `+catalog.OfRoot, t.OID, t.Quoted(), states.Own).Scan(&some, &made)
 	if err != nil || !some {
 		return err
 	}
-	s.Managed = true
+	s.Managed, s.makes = true, s.makes || made
 	slots, err := ReadSlots(ctx, q, others)
 	if err != nil {
 		return err
@@ -127,6 +129,9 @@ func (s *Survey) ranges(ctx context.Context, q catalog.Querier, t catalog.Table)
 		}
 	}
 	end, endless, ahead := reach(there, key, now)
+	if !s.makes { // whoever makes them may know the time zone of those who write, and make no more than that
+		ahead = now
+	}
 	if s.Ranges && !s.Default && s.Until.After(end) {
 		s.Until = end
 	}
