@@ -150,6 +150,8 @@ func (m *Manager) vacant(ctx context.Context, s *situation, p *Partition) error 
 		return postgres.Fatal(err, codeRestLarge, "", "rows of now go to the default partition %s, and to "+
 			"look through it takes longer than %v, for which their writers would wait: no partition from %s "+
 			"to %s is made", rest.Name, cmp.Or(m.cfg.looked, looked), stamp(p.Lower), stamp(p.Upper))
+	case postgres.SQLState(err) == postgres.StateInsufficientPrivilege:
+		return nil // a policy binds the owner as well, and ATTACH asks for none
 	case err != nil:
 		return m.explain("read the default partition", err)
 	case found:

@@ -5,10 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // newRest makes one whose ranges have run out, so that rows of now go to the default partition. attached is
@@ -101,5 +103,27 @@ func TestALargeDefaultPartitionIsNotLookedThroughWhileItsWritersWait(t *testing.
 	w.apply()
 	if got := w.in(36 * time.Hour); got == "rest" || *attached == 0 {
 		t.Errorf("rows of the next range go to %s", got)
+	}
+}
+
+// TestPoliciesThatBindTheOwnerKeepNoPartitionAway: it may not read the default partition through the outbox,
+// and ATTACH looks through that all the same.
+func TestPoliciesThatBindTheOwnerKeepNoPartitionAway(t *testing.T) {
+	t.Parallel()
+	w, attached := newRest(t, pgtest.Server(t))
+	role := "owner_" + w.Text("SELECT current_database()::text")
+	w.Exec("CREATE ROLE " + postgres.Quote(role) + " LOGIN")
+	t.Cleanup(func() {
+		w.Exec("DROP OWNED BY " + postgres.Quote(role) + " CASCADE; DROP ROLE " + postgres.Quote(role))
+	})
+	for _, table := range []string{"outbox", "rest", old(0)} {
+		w.Exec("ALTER TABLE " + table + " OWNER TO " + postgres.Quote(role))
+	}
+	w.Exec("GRANT CREATE ON SCHEMA public TO " + postgres.Quote(role))
+	w.Exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+	w.URL, w.cfg.Slack = outboxdb.WithUser(t, w.URL, role), 1000000*time.Hour
+	w.apply()
+	if got := w.in(24 * time.Hour); got == "rest" || *attached == 0 {
+		t.Errorf("rows of tomorrow go to %s", got)
 	}
 }
