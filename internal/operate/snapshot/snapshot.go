@@ -8,7 +8,9 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -92,6 +94,10 @@ func (s *snapshot) attempt(ctx context.Context) error {
 				return err
 			}
 			// the rows come behind the end of the stream, which may have gone back
+			if err := conns.Erasures(ctx, s.cfg, (*erasure.Ledger).Lower, erasure.End{Stream: s.cfg.Stream,
+				Created: rd.Stream.Created, Last: rd.Stream.LastSeq}); err != nil {
+				return err
+			}
 			return l.NATS.ForgetErased(ctx, rd.Stream.ErasedBehind())
 		})
 		if err != nil {

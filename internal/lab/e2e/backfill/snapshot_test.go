@@ -12,7 +12,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/oracle"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // older is an installation that is still to be made, of a table that has rows.
@@ -118,7 +120,8 @@ func TestASnapshotOfNothingIsAnOrdinarySetup(t *testing.T) {
 }
 
 // TestWhatASnapshotPublishesIsNotTakenForErased: a stream that was emptied still says what was erased from
-// it, and the rows come under those sequences. So the archive goes on.
+// it, and the rows come under those sequences. So the archive goes on. The cuts of requests, which lay behind
+// that end, don't take the rows in either.
 func TestWhatASnapshotPublishesIsNotTakenForErased(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
@@ -130,7 +133,16 @@ func TestWhatASnapshotPublishesIsNotTakenForErased(t *testing.T) {
 	cfg.Metadata[outbox.MetadataErased] = outbox.Sequences{{From: 2, To: 3}, {From: 20, To: 20}}.String()
 	_, err = f.JS.UpdateStream(t.Context(), cfg)
 	harness.Must(t, err)
+	l, err := erasure.Open(t.Context(), postgres.Target{URL: f.URL}, "outbox", f.Slot)
+	harness.Must(t, err)
+	_, err = l.Begin(t.Context(), "r", "gone", "1", f.Stream, s.CachedInfo().Created)
+	harness.Must(t, err)
+	l.Close()
+	harness.Exec(t, f.Conn, "UPDATE outflow_erasures SET cut = '0/1', cut_sequence = 20, finished_at = now()")
 	f.MustSnapshot()
+	if cut := harness.Value[int64](t, f.Conn, "SELECT cut_sequence FROM outflow_erasures"); cut != 0 {
+		t.Errorf("the cut is at %d", cut)
+	}
 	s, err = f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
 	if got := s.CachedInfo(); got.Config.Metadata[outbox.MetadataErased] != "" || got.State.LastSeq != 10 {
