@@ -60,8 +60,8 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 		return st, 0, err
 	}
 	st = relay.StreamState{
-		Exists: true, Created: info.Created, LastSeq: info.State.Last, Messages: info.State.Messages,
-		Replicated: info.Config.Replicas > 1, Now: info.Now,
+		Exists: true, Created: info.Created, LastSeq: info.State.Last, FirstSeq: info.State.First,
+		Messages: info.State.Messages, Replicated: info.Config.Replicas > 1, Now: info.Now,
 		Restoring: info.Config.Metadata[MetadataRestoring], Restored: info.Config.Metadata[MetadataRestored],
 	}
 	// What can't be read explains nothing: then the messages are missing.

@@ -13,21 +13,60 @@ import (
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
-// readPast reads the messages that retention took from the front of the stream from the archive, and returns
-// the stream's first sequence. What the archive has from there on does not count: where the stream lacks
-// that, the broker lost it. The sequence is 1 where there is no archive of this stream, or no message by
-// which to tell what was removed from what was lost: one of a repair may be the first that came again.
-func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfill.Message) error) (uint64,
-	error) {
-	if s.r.cfg.Archive.URL == "" || rd.Stream.NewestSeq == 0 {
-		return 1, nil
+// readAll calls f with all messages up to the newest one that was there at first, archive and stream as one.
+// Retention goes on meanwhile: what it takes before it is read from the stream is read from the archive, in
+// its place. Otherwise the rows of such messages would look like missing ones.
+func (s *scan) readAll(ctx context.Context, rd backfill.Readings, f func(backfill.Message) error) error {
+	for next := uint64(1); ; {
+		first, err := s.readPast(ctx, rd, next, f)
+		if err != nil {
+			return err
+		}
+		if s.r.o.past != nil {
+			s.r.o.past()
+		}
+		next = first
+		taken := false
+		err = s.l.Messages(ctx, first, rd.Stream.NewestSeq, func(m backfill.Message) error {
+			if m.Seq > next && len(rd.Stream.Erased.Lacking(next, m.Seq-1)) > 0 {
+				front, err := s.front(ctx)
+				if err != nil {
+					return err
+				}
+				if taken = front.Seq > next; taken {
+					return jsapi.ErrStop
+				}
+			}
+			next = m.Seq + 1
+			return f(m)
+		})
+		if err != nil || !taken {
+			return err
+		}
+	}
+}
+
+// readPast reads the messages from sequence next on that retention took from the front of the stream from the
+// archive, and returns the stream's first sequence. What the archive has from there on does not count: where
+// the stream lacks that, the broker lost it. Nor does it count where no message tells what was removed from
+// what was lost: one of an unfinished repair may be the first that came again.
+func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
+	f func(backfill.Message) error) (uint64, error) {
+	if rd.Stream.NewestSeq == 0 {
+		return next, nil
 	}
 	first, err := s.front(ctx)
-	if err != nil || first.Seq == 1 {
-		return 1, err
+	if err != nil || first.Seq <= next {
+		return next, err
 	}
-	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() {
-		return 1, nil
+	// What was gone before all this began counts as removed; else everything is to be looked at again.
+	var lacking error
+	if first.Seq > rd.Stream.FirstSeq {
+		lacking = fmt.Errorf("stream %s: messages up to %d, which are not archived, went away while it was "+
+			"read", s.r.cfg.Stream, first.Seq-1)
+	}
+	if s.r.cfg.Archive.URL == "" {
+		return first.Seq, lacking
 	}
 	store, err := archive.Open(ctx, s.r.cfg.Archive.URL)
 	if err != nil {
@@ -45,35 +84,33 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, f func(backfi
 	if err != nil {
 		return 0, err
 	}
+	unfinished := rd.Record == nil || rd.Record.Repairing != ""
+	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() && unfinished &&
+		a.Next() <= first.Seq {
+		return first.Seq, lacking
+	}
 	task := progress.Count(ctx, "reading the archive of stream "+s.r.cfg.Stream, "messages",
-		int64(first.Seq-1))
+		int64(first.Seq-next))
 	defer task.End()
-	next := uint64(1)
-	for first.Seq > next { // retention goes on while the archive is read
-		if next > 1 && a.Next() < first.Seq {
-			return 0, fmt.Errorf("stream %s: retention took messages up to %d, which are not archived, "+
-				"while it was read", s.r.cfg.Stream, first.Seq-1)
-		}
-		err := a.ReadRange(ctx, next, first.Seq, func(m *archive.Message) error {
-			task.Add(1)
-			return f(backfill.Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header.Get(outbox.HeaderName),
-				DeadLetter: m.Header.Get(sink.HeaderDeadLetter), Stored: m.Time,
-				Cut: outbox.CutOf(m.Subject, m.Header)})
-		})
-		if err != nil {
-			return 0, err
-		}
-		for _, m := range a.Segments { // what was erased is not gone either
-			for _, erased := range m.Erased.Within(next, first.Seq-1) {
-				s.archived += rd.Stream.Erased.Lacking(erased.From, erased.To).Count()
-			}
-		}
-		next = first.Seq
-		if first, err = s.front(ctx); err != nil {
-			return 0, err
+	err = a.ReadRange(ctx, next, first.Seq, func(m *archive.Message) error {
+		task.Add(1)
+		s.archived++
+		return f(backfill.Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header.Get(outbox.HeaderName),
+			DeadLetter: m.Header.Get(sink.HeaderDeadLetter), Stored: m.Time,
+			Cut: outbox.CutOf(m.Subject, m.Header)})
+	})
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range a.Segments { // what was erased is not gone either
+		for _, erased := range m.Erased.Within(next, first.Seq-1) {
+			s.archived += rd.Stream.Erased.Lacking(erased.From, erased.To).Count()
 		}
 	}
-	return next, nil
+	if a.Next() < first.Seq {
+		return first.Seq, lacking
+	}
+	return first.Seq, nil
 }
 
 // front is the stream's first message.

@@ -58,7 +58,9 @@ type Options struct {
 
 	DespiteErasure bool // publish rows although an erasure has not finished, or is not known any more
 
-	sent func() // called after each row that was handed to the publisher, for tests; nil: nothing is
+	// for tests; nil: nothing is
+	sent func() // called after each row that was handed to the publisher
+	past func() // called when the archive was read and the stream was not
 }
 
 // attempts is how often a repair is tried while connections are lost or somebody else publishes.

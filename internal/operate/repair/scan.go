@@ -267,21 +267,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 		return nil
 	}
 	s.archived = 0
-	first, err := s.readPast(ctx, rd, func(m backfill.Message) error {
-		s.archived++
-		return read(m)
-	})
-	if err == nil {
-		next := first
-		err = s.l.Messages(ctx, first, rd.Stream.NewestSeq, func(m backfill.Message) error {
-			if first > 1 && next == first && m.Seq > first { // that one was there
-				return fmt.Errorf("stream %s: retention took message %d while it was read",
-					s.r.cfg.Stream, first)
-			}
-			next = m.Seq + 1
-			return read(m)
-		})
-	}
+	err := s.readAll(ctx, rd, read)
 	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
 		if s.raiseAnchor(due); len(s.beyond) > relay.MaxPublishedAhead {
 			return &untrusted{fmt.Sprintf("the stream has %d events beyond %v", len(s.beyond), s.anchor.Due)}

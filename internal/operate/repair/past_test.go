@@ -1,0 +1,109 @@
+package repair
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/operate/initialize"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// rows is how many rows an installation of archived has.
+const rows = 20
+
+// archived makes an installation whose stream a repair has filled, and all of it is archived.
+func archived(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream.Stream) {
+	t.Helper()
+	db := outboxdb.New(t, pgtest.Server(t))
+	url := natstest.Server(t).URL()
+	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": url, "slot": db.Slot,
+		"stream": "OUTBOX", "sink.durable_after": "0s", "archive.url": "file://" + t.TempDir()}, nil)
+	must.Succeed(t, err)
+	ctx = outboxdb.Within(t)
+	must.Succeed(t, initialize.Run(ctx, cfg, quiet, func(string, ...any) {}, nil))
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'd', 'a', n, '{}' FROM generate_series(1, $1::int) n`, rows)
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing"})
+	if err != nil || report.Published != rows {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	t.Cleanup(nc.Close)
+	api := jsapi.New(nc, "")
+	js, err := api.JetStream()
+	must.Succeed(t, err)
+	s, err = js.Stream(ctx, "OUTBOX")
+	must.Succeed(t, err)
+	store, err := archive.Open(ctx, cfg.Archive.URL)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, store.Close()) }()
+	a, err := archive.Load(ctx, store, archive.FolderOf("OUTBOX", s.CachedInfo().Created), nil)
+	must.Succeed(t, err)
+	segment, err := a.NewSegment()
+	must.Succeed(t, err)
+	for seq := range uint64(rows) {
+		m, err := api.Message(ctx, "OUTBOX", jsapi.MessageRequest{Seq: seq + 1})
+		must.Succeed(t, err)
+		header, err := nats.DecodeHeadersMsg(m.Header)
+		must.Succeed(t, err)
+		must.Succeed(t, segment.Add(&archive.Message{Seq: m.Seq, Time: m.Time, Subject: m.Subject,
+			Header: header, Data: m.Data}))
+	}
+	_, err = a.Append(ctx, segment, 0)
+	must.Succeed(t, err)
+	return ctx, cfg, s
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing: when the archive was read it was in the stream,
+// and when that is read it is not any more.
+func TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing(t *testing.T) {
+	t.Parallel()
+	for name, gone := range map[string]uint64{"nothing was taken before": 0, "some was": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s := archived(t)
+			purge := func(below uint64) {
+				must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(below)))
+			}
+			purge(gone + 1)
+			looks := 0
+			past := func() {
+				if looks++; looks == 1 {
+					purge(11)
+				}
+			}
+			report, err := Run(ctx, cfg, quiet, Options{Check: true, past: past})
+			if err != nil || report.InStream != rows || looks < 2 {
+				t.Errorf("%d looks, %+v, %v", looks, report, err)
+			}
+			// Without the archive nobody has them any more, and that is what is said.
+			cfg.Archive.URL, looks = "", 0
+			past = func() {
+				if looks++; looks == 1 {
+					purge(15)
+				}
+			}
+			report, err = Run(ctx, cfg, quiet, Options{Check: true, Where: "true", past: past})
+			outboxdb.WantFault(t, err, outbox.Gap, codeMissing)
+			if report.Missing != 14 || looks < 2 {
+				t.Errorf("%d looks, %+v", looks, report)
+			}
+		})
+	}
+}
