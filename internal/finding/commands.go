@@ -162,6 +162,12 @@ var commands = []Finding{
 		Hint:  onlyMissing,
 		Runbook: "Retention, or somebody, removed them: [what a repair " +
 			"does](operations.md#what-a-repair-does)."},
+	{Code: "repair_archived", Severity: Error, Classes: fatal,
+		Title: "The stream is gone or empty, and the archive has messages of it",
+		Hint: "`outflow archive restore` makes the stream again, under the same sequences, and `outflow " +
+			"repair` publishes the rows that it lacks. If the archive is not to count, say " +
+			"--archive.url \"\" with the command.",
+		Runbook: "[Restoring a stream](archive.md#restoring-a-stream)."},
 	{Code: "rows_replicated", Severity: Error, Classes: fatal,
 		Title: "Rows of other servers are in the table, and nothing says which",
 		Hint: "They are in the streams of the servers that they were written to, and would be published " +

@@ -60,6 +60,9 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 	if err := r.checkLoss(p); err != nil {
 		return err
 	}
+	if p.archived != nil {
+		return p.archived
+	}
 	if p.erasures != nil && !r.o.DespiteErasure {
 		return p.erasures
 	}

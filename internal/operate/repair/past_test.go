@@ -3,6 +3,7 @@ package repair
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,5 +106,43 @@ func TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing(t *testing.T) {
 				t.Errorf("%d looks, %+v", looks, report)
 			}
 		})
+	}
+}
+
+// TestAnEmptyStreamIsNotFilledFromTheTableAlone: the archive has what retention took from the table, under
+// the sequences that consumers know. Whoever does not want it has to say so.
+func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s := archived(t)
+	const restore = "outflow archive restore"
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
+	report, err := Run(ctx, cfg, quiet, Options{})
+	f := outboxdb.WantFault(t, err, outbox.Gap, "stream_missing")
+	if text := strings.Join(report.Lines(), "\n"); report.Command != restore ||
+		!strings.Contains(f.Hint, restore) || !strings.Contains(text, "up to sequence 20") {
+		t.Errorf("%v, %s", f, text)
+	}
+	_, err = Run(ctx, cfg, quiet, Options{Accept: "stream_missing"})
+	outboxdb.WantFault(t, err, outbox.Fatal, "repair_archived")
+	if _, err := js.Stream(ctx, "OUTBOX"); err == nil {
+		t.Error("it has made the stream")
+	}
+	made := s.CachedInfo().Config
+	_, err = js.CreateStream(ctx, made)
+	must.Succeed(t, err)
+	_, err = Run(ctx, cfg, quiet, Options{Accept: "stream_recreated"})
+	f = outboxdb.WantFault(t, err, outbox.Fatal, "repair_archived")
+	if !strings.Contains(f.Hint, "nats stream rm OUTBOX") {
+		t.Error(f)
+	}
+	cfg.Archive.URL = ""
+	report, err = Run(ctx, cfg, quiet, Options{Accept: "stream_recreated"})
+	if err != nil || report.Published != rows {
+		t.Errorf("%+v, %v", report, err)
 	}
 }

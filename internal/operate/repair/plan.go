@@ -32,6 +32,7 @@ type plan struct {
 	loss   string             // what is lost that no table has; "" if nothing
 
 	erasures *outbox.Fault // why it may publish what is erased; nil if not
+	archived *outbox.Fault // why the archive comes first; nil if not
 }
 
 func (p *plan) close() {
@@ -56,7 +57,10 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 		return nil, err
 	}
 	p.loss = r.lossOf(p)
-	if p.erasures, err = r.erasures(ctx, f, p); err != nil {
+	if p.erasures, err = r.erasures(ctx, f, p); err == nil {
+		p.archived, err = r.archived(ctx, f, p)
+	}
+	if err != nil {
 		p.close()
 		return nil, err
 	}

@@ -149,6 +149,9 @@ func (r *repair) planOnly(ctx context.Context, f *finding) error {
 	r.rep.planned(p)
 	fault := *f.fault
 	fault.Hint = fmt.Sprintf("Nothing was changed. To repair it: `%s`", r.rep.Command)
+	if p.archived != nil {
+		fault.Hint = "Nothing was changed. " + p.archived.Hint
+	}
 	return &fault
 }
 

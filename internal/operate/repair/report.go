@@ -79,6 +79,9 @@ func (r *Report) planned(p *plan) {
 	if p.erasures != nil {
 		r.Notes = append(r.Notes, p.erasures.Message)
 	}
+	if p.archived != nil {
+		r.Notes, r.Command = append(r.Notes, p.archived.Message), "outflow archive restore"
+	}
 	if s := p.scan; s != nil {
 		r.compared(s)
 		if s.foreign > 0 {

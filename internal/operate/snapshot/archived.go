@@ -8,22 +8,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/wiring"
-	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
 )
 
 // checkArchived refuses a snapshot into a new stream where an earlier one of that name was archived: the
 // table may have only what is left of its rows, and the snapshot would pass for all of them.
 func (s *snapshot) checkArchived(ctx context.Context) error {
-	if s.cfg.Archive.URL == "" {
-		return nil
-	}
-	store, err := archive.Open(ctx, s.cfg.Archive.URL)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = store.Close() }()
-	folders, err := archive.Folders(ctx, store, s.cfg.Stream)
-	if err != nil || len(folders) == 0 {
+	has, err := backfill.Archived(ctx, s.cfg)
+	if has == "" {
 		return err
 	}
 	sc, err := wiring.Broker(s.cfg, s.log)
@@ -47,19 +39,8 @@ func (s *snapshot) checkArchived(ctx context.Context) error {
 	case live.CachedInfo().State.LastSeq > 0:
 		return nil // what it has decides
 	}
-	for _, folder := range folders {
-		a, err := archive.Load(ctx, store, folder, nil)
-		if err != nil {
-			return err
-		}
-		if len(a.Segments) > 0 {
-			return refuse("snapshot_archived", "Make the stream again with `outflow archive restore`, "+
-				"and let `outflow repair` publish the rows that it lacks. If the archived messages "+
-				"are not to count, say --archive.url \"\" with this command, or give the new stream "+
-				"another name",
-				"the archive has messages of a stream %s up to sequence %d (%s): rows that are there "+
-					"alone would be missing from a snapshot of the table", s.cfg.Stream, a.Next()-1, folder)
-		}
-	}
-	return nil
+	return refuse("snapshot_archived", "Make the stream again with `outflow archive restore`, and let "+
+		"`outflow repair` publish the rows that it lacks. If the archived messages are not to count, say "+
+		"--archive.url \"\" with this command, or give the new stream another name",
+		"%s: rows that are there alone would be missing from a snapshot of the table", has)
 }

@@ -185,7 +185,8 @@ func TestNothingGoesBeforeTheArchiveHasIt(t *testing.T) {
 	r.MustStop(t)
 	harness.AwaitSlotFree(t, r.Conn, r.Slot)
 	harness.Must(t, r.JS.DeleteStream(t.Context(), r.Stream))
-	if report, stderr, code := r.Repair("--accept", "stream_missing"); code != 0 {
+	r.MustFail(3, []string{"repair", "--accept", "stream_missing"}, "code repair_archived")
+	if report, stderr, code := r.Repair("--accept", "stream_missing", "--archive.url", ""); code != 0 {
 		t.Fatalf("exit code %d: %+v\n%s", code, report, stderr)
 	}
 	r.MustContain("with another stream", r.MustRun("partition", "apply"), waits)

@@ -1,0 +1,35 @@
+package backfill
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+)
+
+// Archived says which messages the archive has of the newest stream of that name that was archived, for
+// whoever is about to fill an empty one from the table; "" if there are none.
+func Archived(ctx context.Context, cfg config.Config) (string, error) {
+	if cfg.Archive.URL == "" {
+		return "", nil
+	}
+	store, err := archive.Open(ctx, cfg.Archive.URL)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = store.Close() }()
+	folders, err := archive.Folders(ctx, store, cfg.Stream)
+	for _, folder := range slices.Backward(folders) {
+		a, err := archive.LoadBrief(ctx, store, folder)
+		if err != nil {
+			return "", err
+		}
+		if len(a.Segments) > 0 {
+			return fmt.Sprintf("the archive has messages of a stream %s up to sequence %d (%s)", cfg.Stream,
+				a.Next()-1, folder), nil
+		}
+	}
+	return "", err
+}
