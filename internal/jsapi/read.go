@@ -20,6 +20,12 @@ var firstWaits = []time.Duration{250 * time.Millisecond, time.Second, stalled}
 // ErrStop ends ReadStream early, without an error.
 var ErrStop = errors.New("stop reading")
 
+// MetadataReader is in the metadata of the consumers that ReadStream makes: who reads with it, as lists of
+// consumers show it. Callers may say it; otherwise it is the constant below.
+const MetadataReader = "outflow.reader"
+
+const someCommand = "a command of outflow"
+
 // ReadStream calls f with each message that the stream has now, in order, up to the last one or until f
 // returns an error. It reads through an ordered consumer of its own, which it deletes at the end.
 //
@@ -28,6 +34,9 @@ var ErrStop = errors.New("stop reading")
 func ReadStream(ctx context.Context, js jetstream.JetStream, stream string,
 	oc jetstream.OrderedConsumerConfig, upTo uint64,
 	f func(jetstream.Msg, *jetstream.MsgMetadata) error) (err error) {
+	if oc.Metadata == nil {
+		oc.Metadata = map[string]string{MetadataReader: someCommand}
+	}
 	for _, first := range firstWaits {
 		if err = readStream(ctx, js, stream, oc, upTo, first, f); !errors.Is(err, errNothing) {
 			return err

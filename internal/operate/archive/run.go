@@ -636,6 +636,7 @@ func (c *command) read(ctx context.Context, first uint64,
 	return jsapi.ReadStream(ctx, js, c.cfg.Stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
 		InactiveThreshold: inactive,
+		Metadata:          map[string]string{jsapi.MetadataReader: "outflow archive run"},
 	}, c.to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
 		if seq := meta.Sequence.Stream; seq >= first && seq <= c.to {
 			task.Set(int64(seq - first + 1))

@@ -39,6 +39,23 @@ func TestARunWithoutNATSIsNoGap(t *testing.T) {
 	}
 }
 
+// TestTheConsumerOfARunSaysWhoseItIs: lists of consumers name it.
+func TestTheConsumerOfARunSaysWhoseItIs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.publish(5)
+	w.confirm(5)
+	made, err := w.js.Conn().SubscribeSync("$JS.API.CONSUMER.CREATE.OUTBOX.>")
+	must.Succeed(t, err)
+	must.Succeed(t, w.js.Conn().Flush())
+	w.mustRun(Options{Now: true})
+	m, err := made.NextMsg(time.Minute)
+	must.Succeed(t, err)
+	if !strings.Contains(string(m.Data), `"`+jsapi.MetadataReader+`":"outflow archive run"`) {
+		t.Errorf("%s: %s", m.Subject, m.Data)
+	}
+}
+
 // TestOnlyWhatIsConfirmedIsArchived: what is behind the oldest checkpoint may be lost and come again as
 // something else.
 func TestOnlyWhatIsConfirmedIsArchived(t *testing.T) {

@@ -59,6 +59,8 @@ type Consumer struct {
 	Durable bool     `json:"durable"`
 	Filters []string `json:"filters,omitempty"`
 	Offsets string   `json:"marks"` // postgres, jetstream, or plain: it is not one of package consumer
+	// the consumer whose instance reads with it, and which has the marks; "": it is one by itself
+	Of string `json:"of,omitempty"`
 
 	// Messages of its filters behind Sequence; of a durable those that were not delivered yet
 	Pending    uint64 `json:"pending"`
@@ -160,7 +162,14 @@ func (a *Admin) List(ctx context.Context) ([]Consumer, error) {
 		return nil, err
 	}
 	for i := range all {
-		if err := a.addOffsets(ctx, stream, &all[i], kv); err != nil {
+		c := &all[i]
+		if c.Of != "" {
+			c.Note = fmt.Sprintf("an instance of consumer %s reads with it", c.Of)
+			if !slices.ContainsFunc(all, func(o Consumer) bool { return o.Name == c.Of }) {
+				c.Note += ", whose marks are not here: give its database with --database"
+			}
+		}
+		if err := a.addOffsets(ctx, stream, c, kv); err != nil {
 			return nil, err
 		}
 	}
@@ -199,7 +208,10 @@ func (a *Admin) fromJetStream(info *jetstream.ConsumerInfo) (Consumer, bool) {
 		Name: info.Name, Durable: info.Config.Durable != "", Filters: filtersOf(&info.Config),
 		Offsets: cmp.Or(info.Config.Metadata[metadataOffsets], Plain),
 		Pending: info.NumPending, AckPending: info.NumAckPending, Sequence: info.AckFloor.Stream,
-		Running: info.NumWaiting > 0 || info.PushBound,
+		Running: info.NumWaiting > 0 || info.PushBound, Of: info.Config.Metadata[metadataName],
+	}
+	if who := info.Config.Metadata[jsapi.MetadataReader]; who != "" {
+		c.Note = who + " reads with it"
 	}
 	return c, true
 }
@@ -282,6 +294,7 @@ func (a *Admin) addOffsets(ctx context.Context, stream jetstream.Stream, c *Cons
 	var s *state
 	var err error
 	switch d := a.database(); {
+	case c.Of != "": // its consumer has them
 	case c.Offsets == InPostgres && d != nil:
 		if s, err = d.load(ctx, a.DB, c.Name, free); err != nil {
 			return err

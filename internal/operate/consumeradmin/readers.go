@@ -86,6 +86,9 @@ func Readers(ctx context.Context, api *jsapi.Client, stream string, databases []
 		if err != nil {
 			return nil, err
 		}
+		if who := info.Config.Metadata[jsapi.MetadataReader]; who != "" {
+			r.Why = who + " reads with it: " + r.Why
+		}
 		all = append(all, r)
 	}
 	return all, nil

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +80,51 @@ func (w *world) shadowed() postgres.Target {
 	must(w.t, err)
 	return postgres.Target{Pooled: true, URL: fmt.Sprintf("host=%s port=%d dbname=%s user=%s "+
 		"password='%s' search_path='public, pg_catalog'", c.Host, c.Port, c.Database, c.User, c.Password)}
+}
+
+// TestWhatReadsIsNamed: the consumer that an instance reads with is no consumer of its own, and has no marks.
+// One that a command of outflow reads with says so.
+func TestWhatReadsIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`UPDATE outflow_mark SET lsn = ('0/' || to_hex(seq * 16))::pg_lsn`)
+	for _, of := range []string{"texts", "search"} {
+		_, err := w.live.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Name: of + "-1",
+			AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: time.Hour,
+			Metadata: map[string]string{metadataName: of, metadataOffsets: InPostgres}})
+		must(t, err)
+	}
+	notes, why := map[string]string{}, ""
+	must(t, jsapi.ReadStream(t.Context(), w.JS, "OUTBOX", jetstream.OrderedConsumerConfig{}, 0,
+		func(jetstream.Msg, *jetstream.MsgMetadata) error {
+			all, err := w.List(t.Context())
+			must(t, err)
+			for _, c := range all {
+				name := c.Name
+				if c.Offsets == Plain {
+					name = "a command"
+				}
+				notes[name] = c.Note
+			}
+			readers, err := Readers(t.Context(), w.API, "OUTBOX", []postgres.Target{{URL: w.url}})
+			must(t, err)
+			for _, r := range readers {
+				why += r.Why + "\n"
+			}
+			return jsapi.ErrStop
+		}))
+	want := map[string]string{
+		"texts": "", "texts-1": "an instance of consumer texts reads with it",
+		"search-1": "an instance of consumer search reads with it, whose marks are not here: give its " +
+			"database with --database",
+		"a command": "a command of outflow reads with it",
+	}
+	if !maps.Equal(notes, want) {
+		t.Errorf("%q", notes)
+	}
+	if !strings.Contains(why, "a command of outflow reads with it: it has acknowledged everything up to") {
+		t.Error(why)
+	}
 }
 
 // TestAConsumerThatAPolicyHidesIsNotPassedOver: a database may have row-level security on all tables, and
