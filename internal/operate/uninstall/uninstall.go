@@ -238,15 +238,27 @@ func (u *uninstall) execute(ctx context.Context) error {
 func (u *uninstall) open(ctx context.Context) error {
 	if u.o.Gone != GoneNATS {
 		if err := u.openNATS(ctx); err != nil {
-			return err
+			return away(err, GoneNATS)
 		}
 	} else if err := u.isGone(ctx, u.openNATS); err != nil {
 		return err
 	}
 	if u.o.Gone != GonePostgres {
-		return u.openPostgres(ctx)
+		return away(u.openPostgres(ctx), GonePostgres)
 	}
 	return u.isGone(ctx, u.openPostgres)
+}
+
+// away adds to the fault of a server that can't be reached what to do if it does not exist any more.
+func away(err error, side string) error {
+	f := outbox.FaultOf(err)
+	if f == nil || f.Code != sink.CodeConnect && f.Code != postgres.CodeConnect {
+		return err
+	}
+	named := *f
+	named.Hint = fmt.Sprintf("See that it runs, and that host and port are right. If it is gone for good, "+
+		"`outflow uninstall --gone %s` removes what the other server has", side)
+	return &named
 }
 
 // noDatabase is the SQLSTATE of a server that is there without the database, and so without the slot.
