@@ -148,7 +148,8 @@ func TestOneThatHasWorkedOutlivesARefusedLogin(t *testing.T) {
 	must.Succeed(t, l.hold(t.Context()))
 	l.close() // as when the server goes
 	must.Succeed(t, l.hold(t.Context()))
-	if attempts != 3 || !strings.Contains(log.String(), "can't be reached") {
+	if attempts != 3 || !strings.Contains(log.String(), "can't be reached") ||
+		strings.Count(log.String(), "PostgreSQL is back") != 1 {
 		t.Errorf("%d attempts, and it said:\n%s", attempts, log)
 	}
 	attempts = 1

@@ -230,6 +230,10 @@ func (l *lock) keep(ctx context.Context) (stop func()) {
 func (l *lock) hold(ctx context.Context) error {
 	for pause := lookAgain; ; {
 		who, err := l.try(ctx)
+		if err == nil && l.said != "" {
+			l.c.Log.Info("PostgreSQL is back")
+			l.said = ""
+		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -237,7 +241,7 @@ func (l *lock) hold(ctx context.Context) error {
 			if l.standby != "" {
 				l.c.Log.Info("the other one is gone: this one goes on")
 			}
-			l.standby, l.said, l.worked = "", "", true
+			l.standby, l.worked = "", true
 			return nil
 		case err == nil:
 			l.c.Monitor.standsBy(who, pause+answer)
