@@ -21,8 +21,8 @@ func (a *App) initSnapshot(ctx context.Context, cfg config.Config, asJSON bool, 
 	}
 	log := newLogger(a.Stderr, cfg)
 	report, err := snapshot.Run(ctx, cfg, log, snapshot.Options{
-		Prepare: func(ctx context.Context) error {
-			return initialize.Prepare(ctx, cfg, log, a.line.Step, acceptOwners)
+		Prepare: func(ctx context.Context, fits snapshot.Fits) error {
+			return initialize.Prepare(ctx, cfg, log, a.line.Step, acceptOwners, fits)
 		},
 		Hit: hit,
 	})

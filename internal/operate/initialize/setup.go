@@ -37,7 +37,7 @@ type setup struct {
 	report func(format string, args ...any) // called with a line for each object; nil: not at all
 	// called with what the operator should know before anything is made
 	note     func(format string, args ...any)
-	snapshot bool     // a snapshot makes the slot
+	snapshot Snapshot // makes the slot; nil: init does
 	accept   []string // further roles whose table may be used
 
 	dry    bool  // nothing is made; it is only found out what would be, and what does not fit
@@ -62,10 +62,13 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, report func(f
 	return run(ctx, setup{cfg: cfg, log: log, report: report, accept: acceptOwners})
 }
 
+// Snapshot returns an error if a snapshot must not be taken where there is what was read.
+type Snapshot = func(checkpoint.Config, *wiring.Layout, checkpoint.Readings) error
+
 // Prepare makes what has to exist before a snapshot makes the slot: table, publication, stream and bucket.
 func Prepare(ctx context.Context, cfg config.Config, log *slog.Logger,
-	report func(format string, args ...any), acceptOwners []string) error {
-	return run(ctx, setup{cfg: cfg, log: log, report: report, snapshot: true, accept: acceptOwners})
+	report func(format string, args ...any), acceptOwners []string, fits Snapshot) error {
+	return run(ctx, setup{cfg: cfg, log: log, report: report, snapshot: fits, accept: acceptOwners})
 }
 
 // DryRun makes nothing. It reports what Run would make, what exists, and what does not fit; its error is the
@@ -250,7 +253,7 @@ func (s *setup) makeStream(ctx context.Context) error {
 			return err
 		}
 		// a snapshot starts over with all rows
-		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot
+		begun := r.Record != nil && r.Record.Repairing == checkpoint.ForSnapshot && s.snapshot != nil
 		if (r.Slot.Exists || r.Record != nil && !r.Record.Creating) && !begun {
 			return s.fits(s.resolve(r), parts.Slot, s.cfg.Slot)
 		}
@@ -297,20 +300,20 @@ func (s *setup) bucket(ctx context.Context) error {
 // makeSlot writes a record that says so, makes the slot, and writes the record with the first checkpoint. Or
 // everything exists.
 func (s *setup) makeSlot(ctx context.Context) error {
-	if s.snapshot && !s.dry || s.misfit != nil {
+	if s.snapshot != nil && !s.dry || s.misfit != nil {
 		return nil
 	}
 	r, err := s.read(ctx)
 	if err != nil {
 		return err
 	}
+	if s.snapshot != nil {
+		return s.fits(s.snapshot(s.checkpoint(), s.layout, r), parts.Slot, s.cfg.Slot)
+	}
 	if r.Record != nil && !r.Record.Creating {
-		if s.snapshot {
-			return nil // package snapshot checks it
-		}
 		return s.fits(s.existing(ctx, r), parts.Slot, s.cfg.Slot)
 	}
-	if err := s.checkFree(r); err != nil || s.snapshot {
+	if err := s.checkFree(r); err != nil {
 		return s.fits(err, parts.Slot, s.cfg.Slot)
 	}
 	if s.dry {
@@ -414,7 +417,6 @@ func (s *setup) checkFree(r checkpoint.Readings) error {
 		return f
 	}
 	switch {
-	case s.snapshot:
 	case r.Record == nil && r.Slot.Exists && s.cfg.Cluster.Elsewhere():
 		return s.checkpoint().SlotTaken(r.Slot)
 	case r.Record == nil && r.Slot.Exists, r.Stream.LastSeq > r.Record.Uninstalled(r.Stream) &&

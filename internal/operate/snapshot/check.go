@@ -32,9 +32,8 @@ func (s *snapshot) takenOver() error {
 		"another outflow init --snapshot has begun for slot %s", s.cfg.Slot)
 }
 
-// check refuses what a snapshot must not touch: a finished installation, a stream that has messages, and what
-// is left of a killed snapshot that can't be continued. Nothing has been changed by then, except that missing
-// objects were made by Prepare.
+// check refuses what a snapshot must not touch, and what is left of a killed one that can't be continued.
+// Nothing has been changed by then, except that missing objects were made by Prepare.
 func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 	if rd.Corrupt != nil {
 		return rd.Corrupt
@@ -46,21 +45,33 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 		return refuse("stream_missing", "Run `outflow init --snapshot` again: it makes it, and starts over",
 			"stream %s was removed meanwhile", s.cfg.Stream)
 	}
-	if l.Layout.ID == "" {
+	if err := s.fits(l.CC, l.Layout, rd.Readings); err != nil {
+		return err
+	}
+	if rd.Record != nil && rd.Record.Repairing == checkpoint.ForSnapshot {
+		return s.checkUnfinished(l, rd)
+	}
+	return nil
+}
+
+// fits refuses a table without ids, a slot that is somebody else's, a finished installation, and a stream
+// that has messages of something else than a snapshot.
+func (s *snapshot) fits(cc checkpoint.Config, layout *wiring.Layout, rd checkpoint.Readings) error {
+	if layout.ID == "" {
 		return refuse("snapshot_ids", "Set columns.id to a column that tells events apart",
 			"table %s has no id column (columns.id): a snapshot that is cut could not go on, because "+
-				"nobody could tell which rows are published", s.rep.Table)
+				"nobody could tell which rows are published", layout.Mapping.Table)
 	}
-	if f := l.CC.ForeignSlot(rd.Slot, rd.Server.Database); f != nil {
+	if f := cc.ForeignSlot(rd.Slot, rd.Server.Database); f != nil {
 		return f
 	}
 	switch rec := rd.Record; {
 	case rec == nil || rec.Creating:
-		return s.checkFresh(l, rd)
+		return s.checkFresh(cc, rd)
 	case rec.Repairing == checkpoint.ForSnapshot:
-		return s.checkUnfinished(l, rd)
+		return nil
 	case rec.Repairing != "":
-		_, err := checkpoint.Resolve(l.CC, rd.Readings)
+		_, err := checkpoint.Resolve(cc, rd)
 		return err
 	default:
 		return refuse("snapshot_installed",
@@ -74,7 +85,7 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 
 // checkFresh checks a set-up without a record, or one that an init without --snapshot left before it recorded
 // its slot.
-func (s *snapshot) checkFresh(l *backfill.Conns, rd *backfill.Readings) error {
+func (s *snapshot) checkFresh(cc checkpoint.Config, rd checkpoint.Readings) error {
 	switch {
 	case rd.Stream.LastSeq > 0 && rd.Record == nil && !rd.Slot.Exists:
 		return refuse("stream_not_empty",
@@ -83,7 +94,7 @@ func (s *snapshot) checkFresh(l *backfill.Conns, rd *backfill.Readings) error {
 			"stream %s has had messages, its last sequence "+
 				"is %d: a snapshot comes first", s.cfg.Stream, rd.Stream.LastSeq)
 	case rd.Slot.Exists && rd.Record == nil, rd.Stream.LastSeq > 0:
-		_, err := checkpoint.Resolve(l.CC, rd.Readings) // a gap: it says which
+		_, err := checkpoint.Resolve(cc, rd) // a gap: it says which
 		return err
 	}
 	return nil

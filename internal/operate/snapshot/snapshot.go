@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
@@ -22,11 +24,15 @@ const prepareTimeout = 2 * time.Minute
 
 // Options extend the configuration.
 type Options struct {
-	// Prepare makes table, publication, stream and bucket if they are missing.
-	Prepare func(ctx context.Context) error
+	// Prepare makes table, publication, stream and bucket if they are missing. Before, it calls fits with
+	// what is there, and makes nothing if that returns an error.
+	Prepare func(ctx context.Context, fits Fits) error
 
 	Hit func(point string) // called at points where tests kill the process; may be nil
 }
+
+// Fits reports what a snapshot must not touch, as far as a start reads it.
+type Fits = func(checkpoint.Config, *wiring.Layout, checkpoint.Readings) error
 
 // snapshot is one run of init --snapshot.
 type snapshot struct {
@@ -79,7 +85,7 @@ func (s *snapshot) prepare(ctx context.Context) error {
 	if err := s.checkArchived(ctx); err != nil {
 		return err
 	}
-	return s.o.Prepare(ctx)
+	return s.o.Prepare(ctx, s.fits)
 }
 
 // retryable reports whether a snapshot that failed with err is tried again.

@@ -172,6 +172,7 @@ func TestInitGoesOnBehindAStreamThatUninstallHasLeft(t *testing.T) {
 	if now := subjects(t, f); slices.Equal(now, ingress) {
 		t.Errorf("an outflow that was asleep can still publish to %v", now)
 	}
+	f.MustFail(3, []string{"init", "--snapshot"}, "outflow uninstall has removed slot", "outflow init")
 	f.MustContain("the second time", f.MustRun("uninstall", "--yes"), "There is nothing to remove")
 	f.MustFail(3, []string{"run"}, "outflow uninstall has removed slot "+f.Slot, "outflow init")
 	harness.Insert(t, f.Conn, "doc", 3, "{}")
