@@ -33,6 +33,9 @@ Events that were written as logical messages (source: message, both) are in no t
 be lost, the repair says so and refuses, unless --accept-loss says in these words: "message events". Without
 a table it then publishes nothing, and makes slot and record such that outflow run goes on.
 
+Where the stream is gone or empty, and the archive has messages of it, outflow archive restore comes first:
+it refuses to fill the stream from the table, unless --archive.url "" says that they are not to count.
+
 Rows that outflow erase has deleted, and that are in the table again, are not published. Where rows would be
 published while an erasure has not finished, or the database is from before one, it refuses, unless
 --despite-erasure says to go on.
