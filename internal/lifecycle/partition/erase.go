@@ -242,26 +242,39 @@ func (m *Manager) erasing(ctx context.Context, d Document, in catalog.Table, lim
 }
 
 // leaves returns the tables that have rows: those of the outbox, which have its columns, and detached
-// partitions.
+// partitions. One whose DETACH has not ended is among the first, because transactions may still write to it,
+// and has columns of its own: ALTER TABLE does not reach it any more.
 func (m *Manager) leaves(ctx context.Context) (attached, detached []catalog.Table, err error) {
-	rows, err := m.conn.Query(ctx, `SELECT c.oid, n.nspname, c.relname
-		FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf
-			UNION SELECT $1::oid) t JOIN pg_class c ON c.oid = t.relid AND c.relkind = 'r'
-			JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 2, 3`, m.root.OID)
+	rows, err := m.conn.Query(ctx, `WITH RECURSIVE tree (oid, pending) AS (SELECT $1::oid, false
+			UNION SELECT i.inhrelid, t.pending OR i.inhdetachpending
+				FROM pg_inherits i JOIN tree t ON i.inhparent = t.oid)
+		SELECT c.oid, n.nspname, c.relname, t.pending FROM tree t
+			JOIN pg_class c ON c.oid = t.oid AND c.relkind = 'r' AND (c.relispartition OR c.oid = $1)
+			JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 4 DESC, 2, 3`, m.root.OID)
+	pending := map[uint32]bool{}
 	if err == nil {
 		attached, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (catalog.Table, error) {
-			t := m.root.Table
+			t, half := m.root.Table, false
 			t.Partitioned = false
-			err := row.Scan(&t.OID, &t.Schema, &t.Name)
+			err := row.Scan(&t.OID, &t.Schema, &t.Name, &half)
+			pending[t.OID] = half
 			return t, err
 		})
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the partitions of %s: %w", m.root.Quoted(), err)
 	}
+	for i, t := range attached {
+		if pending[t.OID] {
+			if attached[i], err = catalog.ReadTable(ctx, m.conn, t.Quoted()); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
 	if detached, err = catalog.DetachedPartitions(ctx, m.conn, m.root.Table); err != nil {
 		return nil, nil, err
 	}
+	detached = slices.DeleteFunc(detached, func(t catalog.Table) bool { return pending[t.OID] })
 	return attached, detached, m.sameServer(ctx)
 }
 

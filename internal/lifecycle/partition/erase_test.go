@@ -107,6 +107,65 @@ func TestAnErasureNamesWhoseTransactionDoesNotEnd(t *testing.T) {
 	}
 }
 
+// TestAnErasureGetsAlongWithADetachThatHasNotEnded: a transaction that wrote to another partition holds that
+// up. Rows of the half detached one go as those of the others, and it is the transaction that is waited for
+// and named, whoever began the DETACH.
+func TestAnErasureGetsAlongWithADetachThatHasNotEnded(t *testing.T) {
+	t.Parallel()
+	for _, ours := range []bool{false, true} {
+		w := newWorld(t, pgtest.Own(t, 0, "wal_level=logical"), 2)
+		w.insert(0, 5, true)
+		const row = "INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) " +
+			"VALUES ('e', 'a', 1, '{}', "
+		w.Exec(row + "'2024-05-01 12:00Z')")
+		w.flushed(0, 6) // or it would be watched for more
+		within := outboxdb.Within(t)
+		open := w.other()
+		tx, err := open.Begin(within)
+		must.Succeed(t, err)
+		_, err = tx.Exec(within, "SELECT FROM outbox LIMIT 1") // or FINALIZE would not wait for it
+		must.Succeed(t, err)
+		_, err = tx.Exec(within, row+"'2024-05-02 12:00Z')")
+		must.Succeed(t, err)
+		if ours {
+			wantWhy(t, w.apply(), 0, "open transactions hold it")
+		} else {
+			person := w.other()
+			_, err := person.Exec(within, "SET lock_timeout = 100")
+			must.Succeed(t, err)
+			_, err = person.Exec(within, "ALTER TABLE outbox DETACH PARTITION outbox_0 CONCURRENTLY")
+			if err == nil {
+				t.Fatal("it was detached")
+			}
+		}
+		w.detachWaits()
+		m := w.manager()
+		d := Document{Column: "doc_id", Name: "e", ID: "id"}
+		if n, err := m.CountDocument(within, d); err != nil || n != 1 {
+			t.Errorf("ours %v: %d rows are counted, %v", ours, n, err)
+		}
+		erase := func() (Cut, error) {
+			return m.EraseDocument(within, d, 0, func(context.Context) (uint64, error) { return 1, nil })
+		}
+		_, err = erase()
+		f := wantFault(t, err, outbox.Transient, CodeWaits)
+		if !strings.Contains(f.Message, fmt.Sprintf("pid %d of user", open.PgConn().PID())) {
+			t.Errorf("ours %v: %s", ours, f.Message)
+		}
+		if n := w.Text("SELECT count(*)::text FROM outbox_0 WHERE doc_id = 'e'"); n != "0" {
+			t.Errorf("ours %v: %s rows are left in the half detached partition", ours, n)
+		}
+		must.Succeed(t, tx.Commit(within))
+		if cut, err := erase(); err != nil || cut.Rows != 1 {
+			t.Errorf("ours %v: %+v, %v", ours, cut, err)
+		}
+		if ours {
+			w.apply()
+			w.want(0, Sealed)
+		}
+	}
+}
+
 // TestAPartitionWithoutAnErasedDocumentGoesAsBefore: it is detached and sealed, and not sealed again.
 func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 	t.Parallel()
