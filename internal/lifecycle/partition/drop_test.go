@@ -291,6 +291,45 @@ func TestTheArchiveIsWaitedFor(t *testing.T) {
 	}
 }
 
+// TestARunSaysOnceWhatItDoes: with an archive each run looks again whether that has a partition, and whether
+// that has its rows. What an earlier one had found is no news.
+func TestARunSaysOnceWhatItDoes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.cfg.Archive = true
+	w.apply()
+	w.confirm(w.Slot)
+	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+	run := func(steps []Step) (done string) {
+		for _, s := range steps {
+			if s.Done() && s.Partition == quoted("public", old(0)) {
+				done += string(s.Action) + " "
+			}
+		}
+		return done
+	}
+	all := w.published
+	w.published = nil
+	for _, want := range []string{"confirm archive ", ""} {
+		steps, err := w.try()
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+		if got := run(steps); got != want {
+			t.Errorf("its rows are in no message: it says %q, not %q", got, want)
+		}
+	}
+	w.published, w.out.Repairing = all, "outflow repair --accept slot_missing"
+	for _, want := range []string{"verify ", ""} {
+		if got := run(w.apply()); got != want {
+			t.Errorf("a repair is under way: it says %q, not %q", got, want)
+		}
+	}
+	w.out.Repairing = ""
+	if got := run(w.apply()); got != "drop " || w.exists(0) {
+		t.Errorf("then it says %q", got)
+	}
+}
+
 // fence is that of a partition.
 func (w *world) fence(i int) outbox.LSN {
 	w.T.Helper()

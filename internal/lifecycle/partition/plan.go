@@ -33,8 +33,8 @@ const (
 // does reports whether the action changes something.
 func (a Action) does() bool { return a != Wait && a != Refuse && a != Leave }
 
-// Done reports whether the step changes something, or rows were deleted.
-func (s Step) Done() bool { return s.Action.does() && (s.Action != Delete || s.Rows > 0) }
+// Done reports whether the step changes something that no earlier run had done, or rows were deleted.
+func (s Step) Done() bool { return s.Action.does() && !s.again && (s.Action != Delete || s.Rows > 0) }
 
 // Step is what is to be done next with a partition, or was done. The JSON names are stable.
 type Step struct {
@@ -45,6 +45,8 @@ type Step struct {
 	// ids of rows that were never published, at most ten
 	Unpublished []string `json:"unpublished,omitempty"`
 	Clause      string   `json:"clause,omitempty"` // of Wait: the condition that does not hold
+
+	again bool // an earlier run had done it
 }
 
 // String is the step in a line.
@@ -111,7 +113,8 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 			return nil, m.behind(f, p)
 		}
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
-			p.State, p.Verified = Durable, nil // by an earlier run: the archive may have lost it since
+			// by an earlier run: the archive may have lost it since
+			p.came, p.State, p.Verified = p.State, Durable, nil
 		}
 	}
 	if s.partman, err = m.readPartman(ctx); err != nil {

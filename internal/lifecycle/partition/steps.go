@@ -64,7 +64,7 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 		if s.Archive.Err != nil {
 			return step, s.Archive.Err
 		}
-		p.State = Archived
+		p.State, step.again = Archived, p.came != ""
 		err = m.note(ctx, m.conn, p)
 		m.o.Hit("partition.archived")
 	case Verify:

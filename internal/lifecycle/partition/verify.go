@@ -103,6 +103,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return instead, nil
 		case missing.count == 0 || m.accepts(missing):
 			m.o.Hit("partition.compared")
+			step.again = p.came == Verified
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
 			step.Why = fmt.Sprintf("all of its %d rows are in the %s", p.SealedSum.Rows, m.where())
 			switch {
