@@ -330,6 +330,37 @@ func TestARunSaysOnceWhatItDoes(t *testing.T) {
 	}
 }
 
+// TestAPlanSaysThatRowsWereNeverPublished: as apply found out, until that finds something else, or somebody
+// has accepted them.
+func TestAPlanSaysThatRowsWereNeverPublished(t *testing.T) {
+	t.Parallel()
+	for _, archive := range []bool{true, false} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		w.insert(0, 5, true)
+		w.insert(0, 2, false)
+		w.cfg.Archive, w.out.Archive = archive, Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+		w.out.Repairing = "outflow repair --accept slot_missing" // so that it stays
+		w.apply()
+		w.confirm(w.Slot)
+		if got := of(w.plan(), 0); got != "confirm" {
+			t.Errorf("archive %v: nothing was compared, and it plans %s", archive, got)
+		}
+		_, err := w.try()
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+		planned := w.plan()
+		wantWhy(t, planned, 0, "2 of its 7 rows were never published", codeUnpublished)
+		if got := of(planned, 0); got != string(Refuse) {
+			t.Errorf("archive %v: it plans %s", archive, got)
+		}
+		w.o.AcceptUnpublished = 2
+		w.apply()
+		w.o.AcceptUnpublished = 0
+		if got := of(w.plan(), 0); got == string(Refuse) {
+			t.Errorf("archive %v: they are accepted, and it plans %s", archive, got)
+		}
+	}
+}
+
 // fence is that of a partition.
 func (w *world) fence(i int) outbox.LSN {
 	w.T.Helper()

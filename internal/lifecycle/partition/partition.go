@@ -49,6 +49,7 @@ type Partition struct {
 	SealedSum  Sum
 	Verified   *Sum
 	Accepted   int64 // rows that were never published
+	Refused    int64 // rows of that kind that were found when it was compared last, and not accepted
 	came       State // how far an earlier run had come, where this one does a part of that again
 	Stream     Stream
 	Inserts    *int64 // Written, as it was last seen to change

@@ -180,7 +180,14 @@ func (m *Manager) Plan(ctx context.Context) ([]Step, error) {
 		steps = append(steps, step)
 	}
 	for _, p := range s.all {
-		steps = append(steps, m.next(s, p))
+		step := m.next(s, p)
+		if p.Refused > 0 && (step.Action == Archive || step.Action == Verify) {
+			step.Action = Refuse
+			step.Why = fmt.Sprintf("%d of its %d rows were never published, by the last run of apply (%s): "+
+				"publish or accept them. The next run compares them again", p.Refused, p.SealedSum.Rows,
+				codeUnpublished)
+		}
+		steps = append(steps, step)
 	}
 	return steps, nil
 }

@@ -178,10 +178,15 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead 
 					return err
 				}
 			}
-			if gone.count > 0 && !m.accepts(gone) {
+			switch {
+			case gone.count == 0 || m.accepts(gone):
+				p.State, p.Verified, p.Stream = Verified, &found, m.published.seen.Stream
+				p.Accepted, p.Refused = gone.count, 0
+			case len(m.published.left) > 0: // more of the stream is read first
 				return nil
+			default:
+				p.Refused = gone.count
 			}
-			p.State, p.Verified, p.Stream, p.Accepted = Verified, &found, m.published.seen.Stream, gone.count
 			return m.note(ctx, tx, p)
 		})
 	})
