@@ -30,7 +30,7 @@ var _ consumer.Archive = (*Archive)(nil)
 // only read.
 func Open(ctx context.Context, at string) (*Archive, error) {
 	if u, err := url.Parse(at); err == nil && u.Scheme == "file" && u.Host == "" {
-		if _, err := os.Stat(u.Path); err != nil { // the store would make it
+		if _, err := os.Stat(u.Path); err != nil { // the store would have nothing
 			return nil, &outbox.Fault{Class: outbox.Fatal, Code: "consumer_archive",
 				Message: "there is no archive", Err: err,
 				Hint: "Give the folder that archive.url of Outflow's configuration names"}

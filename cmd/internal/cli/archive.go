@@ -90,8 +90,8 @@ func (a *App) archiveListCommand() *cobra.Command {
 		Long: `Lists the segments of the stream, and of streams that had its name before, from their
 manifests, and checks that these form a chain. It needs neither NATS nor PostgreSQL.
 
-Exit code 0, also if there is no segment, 2 for a wrong option, 4 if a manifest is lost or damaged, 1 if the
-archive can't be read.`,
+Exit code 0, also if there is no segment, 2 for a wrong option, 3 if the folder of archive.url does not exist,
+4 if a manifest is lost or damaged, 1 if the archive can't be read.`,
 		Example: "  outflow archive list --config outflow.yaml\n  outflow archive list --json",
 	}, func(ctx context.Context, cfg config.Config) error {
 		all, err := archive.List(ctx, cfg)

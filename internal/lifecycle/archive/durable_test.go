@@ -63,7 +63,7 @@ func TestWhatAStoreSaysOutlivesALossOfPower(t *testing.T) {
 			below := t.TempDir()
 			d, dir := &disk{t: t, names: map[string]bool{}}, filepath.Join(below, "a", "b")
 			must.Succeed(t, os.MkdirAll(filepath.Join(below, c.before), 0o700))
-			s, err := openFolder(dir, d.flush)
+			s, err := makeFolder(dir, d.flush)
 			must.Succeed(t, err)
 			defer func() { must.Succeed(t, s.Close()) }()
 			must.Succeed(t, c.do(dir, s))
@@ -83,7 +83,7 @@ func TestAManifestThatComesDuringALookIsDurable(t *testing.T) {
 	other, dir := folderOf(t)
 	must.Succeed(t, add(t, load(t, other, nil), 10))
 	d := &disk{t: t, names: map[string]bool{}}
-	s, err := openFolder(dir, d.flush)
+	s, err := makeFolder(dir, d.flush)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, s.Close()) }()
 	came := false

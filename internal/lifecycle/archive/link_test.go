@@ -62,7 +62,7 @@ func TestAFolderHasNoParameters(t *testing.T) {
 			wantFault(t, err, "archive_url", "%3F")
 		}
 	}
-	store, err := Open(t.Context(), "file://"+dir+"/past%231")
+	store, err := Make(t.Context(), "file://"+dir+"/past%231")
 	must.Succeed(t, err)
 	must.Succeed(t, store.Close())
 	if all, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(all) != 1 ||

@@ -43,10 +43,25 @@ var (
 	ErrMissing = errors.New("there is no such object")
 )
 
-// Open opens the store with a URL: file:///path, a folder that is made if it does not exist, or that of a
-// bucket, such as s3://name?region=eu-central-1&prefix=outflow/, gs://name or azblob://name. Whether a bucket
-// is there shows when it is used.
+// Open opens the store with a URL: file:///path, or that of a bucket, such as
+// s3://name?region=eu-central-1&prefix=outflow/, gs://name or azblob://name. A folder that does not exist has
+// nothing, and is not made: most commands only read. Whether a bucket is there shows when it is used.
 func Open(ctx context.Context, at string) (Store, error) {
+	return openAt(ctx, at, func(dir string) (Store, error) {
+		f, err := openFolder(dir, (*os.File).Sync)
+		if errors.Is(err, fs.ErrNotExist) {
+			return absent(dir), nil
+		}
+		return f, err
+	})
+}
+
+// Make is Open for who writes the archive: a folder that does not exist is made.
+func Make(ctx context.Context, at string) (Store, error) {
+	return openAt(ctx, at, func(dir string) (Store, error) { return makeFolder(dir, (*os.File).Sync) })
+}
+
+func openAt(ctx context.Context, at string, local func(dir string) (Store, error)) (Store, error) {
 	u, err := url.Parse(at)
 	if err == nil && tags[u.Scheme] != "" {
 		return openBucket(ctx, u)
@@ -61,12 +76,34 @@ func Open(ctx context.Context, at string) (Store, error) {
 			Message: "archive.url is a folder, which has no parameters: a ? or # in its name is written " +
 				"%3F or %23"}
 	}
-	f, err := openFolder(path.Clean(u.Path), (*os.File).Sync)
+	store, err := local(path.Clean(u.Path))
 	if err != nil {
 		return nil, fmt.Errorf("archive.url %s: %w", at, err)
 	}
-	return f, nil
+	return store, nil
 }
+
+// absent is the Store of a folder that does not exist.
+type absent string
+
+// Absent returns the path of the store's folder if that did not exist when the store was opened, or "".
+func Absent(s Store) string {
+	dir, _ := s.(absent)
+	return string(dir)
+}
+
+func (a absent) Create(context.Context, string, []byte) error {
+	return fmt.Errorf("archive: folder %s does not exist", string(a))
+}
+
+func (a absent) Replace(ctx context.Context, name string, data []byte) error {
+	return a.Create(ctx, name, data)
+}
+
+func (absent) Read(context.Context, string, int64) ([]byte, error)     { return nil, ErrMissing }
+func (absent) List(context.Context, string, string) ([]string, error)  { return nil, nil }
+func (absent) Tidy(context.Context, string) (busy []string, err error) { return nil, nil }
+func (absent) Close() error                                            { return nil }
 
 // folder is a Store in a local folder. Nothing outside of it can be reached, by names or by links.
 type folder struct {
@@ -74,22 +111,26 @@ type folder struct {
 	flush func(dir *os.File) error // makes durable what names there are in a folder
 }
 
-// openFolder opens a folder. It makes those of its path that do not exist, each of them durable.
 func openFolder(at string, flush func(*os.File) error) (*folder, error) {
 	root, err := os.OpenRoot(at)
-	if errors.Is(err, fs.ErrNotExist) {
-		above, err := openFolder(path.Dir(at), flush)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = above.Close() }()
-		if err := above.makeDir(path.Base(at)); err != nil {
-			return nil, err
-		}
-		root, err = os.OpenRoot(at)
-		return &folder{root, flush}, err
-	}
 	return &folder{root, flush}, err
+}
+
+// makeFolder opens a folder. It makes those of its path that do not exist, each of them durable.
+func makeFolder(at string, flush func(*os.File) error) (*folder, error) {
+	f, err := openFolder(at, flush)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	above, err := makeFolder(path.Dir(at), flush)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = above.Close() }()
+	if err := above.makeDir(path.Base(at)); err != nil {
+		return nil, err
+	}
+	return openFolder(at, flush)
 }
 
 func (f *folder) Close() error { return f.root.Close() }

@@ -107,7 +107,7 @@ func Restore(ctx context.Context, cfg config.Config, log *slog.Logger, o Restore
 			Message: fmt.Sprintf("--to %q: a stream can't have that name", o.To),
 			Hint:    "Give letters, digits, _ and -"}
 	}
-	store, err := open(ctx, cfg)
+	store, err := open(ctx, cfg, archive.Open)
 	if err != nil {
 		return nil, err
 	}

@@ -122,12 +122,20 @@ const (
 	stopTime  = 20 * time.Second
 )
 
-// open opens the store of the settings.
-func open(ctx context.Context, cfg config.Config) (archive.Store, error) {
+// open opens the store of the settings, with archive.Open for what only reads it, or with archive.Make.
+func open(ctx context.Context, cfg config.Config,
+	with func(ctx context.Context, at string) (archive.Store, error)) (archive.Store, error) {
 	if cfg.Archive.URL == "" {
 		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url", Message: "archive.url is not set"}
 	}
-	return archive.Open(ctx, cfg.Archive.URL)
+	store, err := with(ctx, cfg.Archive.URL)
+	if dir := archive.Absent(store); dir != "" {
+		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "archive_empty",
+			Message: fmt.Sprintf("there is no archive: folder %s does not exist", dir),
+			Hint: "Is its volume mounted, and archive.url the one that `outflow archive run` has, which " +
+				"makes the folder?"}
+	}
+	return store, err
 }
 
 // command is one run.
@@ -151,7 +159,7 @@ type command struct {
 
 // Run archives what is confirmed. The report is nil only where nothing could be found out.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
-	store, err := open(ctx, cfg)
+	store, err := open(ctx, cfg, archive.Make)
 	if err != nil {
 		return nil, err
 	}

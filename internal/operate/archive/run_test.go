@@ -106,6 +106,39 @@ func TestAnArchiveOfNothingDoesNotHold(t *testing.T) {
 	w.wantFault(err, "archive_empty")
 }
 
+// TestWhatReadsTheArchiveMakesNoFolder: nothing is mounted there, or the path is mistyped. What writes it
+// makes it.
+func TestWhatReadsTheArchiveMakesNoFolder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	above := filepath.Join(t.TempDir(), "not")
+	dir := filepath.Join(above, "mounted")
+	w.cfg.Archive.URL = "file://" + dir
+	log := slog.New(slog.DiscardHandler)
+	list := func() ([]Listing, error) { return List(t.Context(), w.cfg) }
+	for what, read := range map[string]func() error{
+		"list":    func() error { _, err := list(); return err },
+		"verify":  func() error { _, err := Verify(t.Context(), w.cfg, 0); return err },
+		"restore": func() error { _, err := w.restore(RestoreOptions{To: "PAST"}); return err },
+		"rows":    func() error { _, err := PutBack(t.Context(), w.cfg, log, RowsOptions{}); return err },
+	} {
+		err := read()
+		w.wantFault(err, "archive_empty")
+		if !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := os.Stat(above); !os.IsNotExist(err) {
+			t.Errorf("%s has made the folder: %v", what, err)
+		}
+	}
+	w.publish(1)
+	w.confirm(1)
+	w.mustRun(Options{Now: true})
+	if all, err := list(); err != nil || len(all) != 1 || len(all[0].Segments) != 1 {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
 // TestWhatAStoppedRunHasReadMakesASegment if that is large enough. Otherwise nothing is written, and the next
 // run reads it again.
 func TestWhatAStoppedRunHasReadMakesASegment(t *testing.T) {
@@ -206,7 +239,7 @@ func TestWhatOthersDoWhileARunLooksIsNoDifference(t *testing.T) {
 	conn, err := wiring.Connect(t.Context(), w.cfg, sc)
 	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
-	store, err := open(t.Context(), w.cfg)
+	store, err := open(t.Context(), w.cfg, archive.Open)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, store.Close()) })
 	for _, before := range []bool{true, false} {
@@ -253,7 +286,7 @@ func TestWhatAnotherRunHasArchivedIsNoGap(t *testing.T) {
 	for _, to := range []uint64{20, 30} { // all goes that this run may archive, or some of it
 		w := newWorld(t)
 		w.publish(30)
-		store, err := open(t.Context(), w.cfg)
+		store, err := open(t.Context(), w.cfg, archive.Open)
 		must.Succeed(t, err)
 		t.Cleanup(func() { must.Succeed(t, store.Close()) })
 		a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", w.s.CachedInfo().Created), nil)
