@@ -281,6 +281,15 @@ func TestAnArchiveOfNothingIsListed(t *testing.T) {
 	}
 }
 
+// TestAnErasureWithoutADocumentSaysWhatIsMissing, and where it is explained.
+func TestAnErasureWithoutADocumentSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	if r := outflow(t, nil, "erase", "--request=r"); r.code != 2 ||
+		!strings.Contains(r.stderr, "--doc is missing. `outflow erase --help` says") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // Every command has an example, and none hides the hook of the root.
 func TestEveryCommandHasAnExample(t *testing.T) {
 	t.Parallel()

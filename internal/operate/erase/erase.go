@@ -85,7 +85,7 @@ func (o *Options) check() error {
 	}
 	switch {
 	case o.Doc == "":
-		return bad("--doc is missing: which document is erased?")
+		return bad("--doc is missing")
 	case !requestName().MatchString(o.Request):
 		return bad("--request %q is no name of a request: letters, digits and . _ -, at most 100", o.Request)
 	case strings.Contains(o.Request, o.Doc):
