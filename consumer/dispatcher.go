@@ -23,6 +23,8 @@ type dispatcher struct {
 	*run
 	reader stream.Reader
 	until  uint64 // sequence to stop at; 0: never
+	beyond bool   // a message behind that was read
+	waits  bool   // a message waits for room
 
 	at       offset         // the newest message read, or a later one up to which the filter has nothing
 	header   *outbox.Header // of the newest message read; nil before the first
@@ -31,6 +33,7 @@ type dispatcher struct {
 
 	intervals int
 	busy      bool   // a message was read since the last inspection
+	gone      uint64 // up to here inspections have told of what the stream does not have any more
 	candidate offset // at the last inspection the filter had nothing between at and this message
 }
 
@@ -107,7 +110,12 @@ func isEnd(err error) bool {
 // that.
 func (d *dispatcher) take(m *stream.Message) error {
 	if d.until > 0 && m.Sequence > d.until {
-		return d.skipToBarrier()
+		d.beyond = true
+		if err := d.skipToBarrier(); err != nil || d.at.Seq >= d.until {
+			return err
+		}
+		return fmt.Errorf("stream %s: what was left out before sequence %d is there", d.cfg.Stream,
+			m.Sequence)
 	}
 	return d.dispatch(m)
 }
@@ -184,6 +192,8 @@ func (d *dispatcher) checkAgain(last uint64) error {
 
 // awaitRoom waits until the flow has room for an event. The workers and maintain go on meanwhile.
 func (d *dispatcher) awaitRoom(e *Event) (uint64, error) {
+	d.waits = true
+	defer func() { d.waits = false }()
 	for {
 		interval, cancel := context.WithTimeout(d.wait, d.cfg.interval)
 		number, err := d.flow.add(interval, e.seq, e.size, e.Time)
@@ -255,7 +265,7 @@ func (d *dispatcher) inspect(f flowState) error {
 	if err := d.checkAgain(st.Last); err != nil || d.cfg.readsAll() {
 		return err // each message shows whether any before it are missing
 	}
-	if known := max(handed, d.at.Seq); st.First > known+1 {
+	if known := max(handed, d.at.Seq, d.gone); st.First > known+1 {
 		front, err := frontOf(d.work, d.src, st.First)
 		if err != nil {
 			return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
@@ -263,7 +273,14 @@ func (d *dispatcher) inspect(f flowState) error {
 		if err := d.removed(st.Erased.Lacking(known+1, front-1)); err != nil {
 			return err
 		}
-		d.skip(offset{Seq: st.First - 1, Due: d.at.Due, N: d.at.N, Pos: d.at.Pos}, d.header)
+		d.gone = st.First - 1
+	}
+	if d.pending() {
+		d.candidate = offset{}
+		return nil
+	}
+	if d.gone > d.at.Seq {
+		d.skip(offset{Seq: d.gone, Due: d.at.Due, N: d.at.N, Pos: d.at.Pos}, d.header)
 	}
 	return d.skipFiltered(st)
 }
@@ -332,11 +349,15 @@ func (d *dispatcher) explainBarrier(st stream.State, front uint64) error {
 	return d.removed(st.Erased.Lacking(max(handed, d.at.Seq)+1, min(front-1, d.until)))
 }
 
-// moreToBarrier reports whether the stream has something to read up to the sequence to stop at.
+// moreToBarrier reports whether there is something to read up to the sequence to stop at.
 func (d *dispatcher) moreToBarrier() (bool, error) {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
-	return next != 0 && next <= d.until, err
+	return next != 0 && next <= d.until || d.pending() && !d.beyond, err
 }
+
+// pending reports whether messages have come that are not dispatched. They may have been removed since, so
+// what the stream has does not tell whether there is something before it to do.
+func (d *dispatcher) pending() bool { return d.waits || d.reader.Buffered() > 0 }
 
 // skipFiltered skips messages that the filter leaves out while there is nothing else to read. Otherwise their
 // removal from the stream would look like a gap. It takes two inspections: both must find nothing for the

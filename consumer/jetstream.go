@@ -189,7 +189,7 @@ func (r *streamReader) make(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: make a consumer to read with: %w", s.stream, err)
 	}
-	r.cons, r.name, r.gone, r.delivered, r.overdue = cons, config.Name, false, 0, 0
+	r.cons, r.name, r.gone, r.delivered, r.overdue, r.handed = cons, config.Name, false, 0, 0, 0
 	r.remade++
 	return nil
 }
@@ -247,6 +247,7 @@ type streamReader struct {
 	remade    int    // times, since the last message
 	delivered uint64 // of the consumer's messages, those that were read
 	overdue   uint64 // the delivery that Check last found handed out but not read; 0: none
+	handed    uint64 // the newest stream sequence that Check found handed out; 0: none yet
 }
 
 // next waits for the next message of the outstanding pull, and pulls again when that has ended.
@@ -305,13 +306,14 @@ func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
 func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	if r.gone {
-		return r.last, nil
+	var info *jetstream.ConsumerInfo
+	var err error
+	if !r.gone {
+		info, err = r.cons.Info(ctx)
+		r.gone = errors.Is(err, jetstream.ErrConsumerNotFound)
 	}
-	info, err := r.cons.Info(ctx)
-	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		r.gone = true
-		return r.last, nil
+	if r.gone {
+		return max(r.last, r.handed), nil // what it had handed out is here
 	}
 	if err != nil {
 		return 0, r.failed(err)
@@ -323,7 +325,8 @@ func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	} else {
 		r.overdue = r.delivered + 1
 	}
-	return info.Delivered.Stream, nil
+	r.handed = info.Delivered.Stream
+	return r.handed, nil
 }
 
 func (r *streamReader) Buffered() int {

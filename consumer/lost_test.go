@@ -7,12 +7,15 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -209,3 +212,200 @@ func TestWhatWasRemovedBeforeABarrierIsAGapForAFilter(t *testing.T) {
 type unmatched struct{ *memoryStream }
 
 func (*unmatched) Next(context.Context, uint64) (uint64, error) { return 0, nil }
+
+// pulling is a stream whose readers take all that there is at once, as a pull does. Its filter is outbox.>
+type pulling struct {
+	*memoryStream
+	states atomic.Int64 // how often its state was asked for
+}
+
+func (p *pulling) State(ctx context.Context) (stream.State, error) {
+	p.states.Add(1)
+	return p.memoryStream.State(ctx)
+}
+
+func (p *pulling) Next(ctx context.Context, seq uint64) (uint64, error) {
+	for {
+		next, err := p.memoryStream.Next(ctx, seq)
+		m, _ := p.Get(ctx, next)
+		if m == nil || err != nil || strings.HasPrefix(m.Subject, "outbox.") {
+			return next, err
+		}
+		seq = next + 1
+	}
+}
+
+func (p *pulling) Open(ctx context.Context, after uint64) (stream.Reader, error) {
+	r, err := p.memoryStream.Open(ctx, after)
+	return &pullingReader{Reader: r, of: p}, err
+}
+
+type pullingReader struct {
+	stream.Reader
+	of   *pulling
+	come []*stream.Message
+}
+
+func (r *pullingReader) Read(ctx context.Context) (*stream.Message, error) {
+	for len(r.come) == 0 || r.of.more() {
+		m, err := r.Reader.Read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if strings.HasPrefix(m.Subject, "outbox.") {
+			r.come = append(r.come, m)
+		}
+	}
+	m := r.come[0]
+	r.come = r.come[1:]
+	return m, nil
+}
+
+func (r *pullingReader) Buffered() int { return len(r.come) }
+
+// slowly runs a consumer whose handler returns when it is told to.
+type slowly struct {
+	*running
+	handling chan uint64
+	goOn     chan struct{}
+}
+
+func (p *pulling) slowly(t *testing.T, offsets Offsets, change func(*Config)) *slowly {
+	t.Helper()
+	w := &harness{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	cfg := w.config(p)
+	cfg.MaxInFlight, cfg.Lease = 1, time.Minute
+	change(&cfg)
+	c, err := New(nil, offsets, cfg)
+	must.Succeed(t, err)
+	c.cfg.confirm, c.cfg.interval = time.Millisecond, 5*time.Millisecond
+	s := &slowly{handling: make(chan uint64), goOn: make(chan struct{})}
+	s.running = w.start(c, func(ctx context.Context, _ pgx.Tx, e *Event) error {
+		select {
+		case s.handling <- e.Sequence:
+		case <-ctx.Done():
+		}
+		select {
+		case <-s.goOn:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	return s
+}
+
+// begins waits until the handler is given the event of a sequence.
+func (s *slowly) begins(want uint64) {
+	s.t.Helper()
+	got := uint64(0)
+	await.Until(s.t, fmt.Sprint("event ", want), func() error {
+		select {
+		case got = <-s.handling:
+		case <-s.ended:
+			s.t.Fatalf("before event %d Run ended: %v", want, s.err)
+		default:
+			return errors.New("it does not come")
+		}
+		return nil
+	})
+	if got != want {
+		s.t.Fatalf("event %d comes, want %d", got, want)
+	}
+}
+
+// returns lets the handler return.
+func (s *slowly) returns() {
+	s.t.Helper()
+	select {
+	case s.goOn <- struct{}{}:
+	case <-s.ended:
+		s.t.Fatalf("Run ended: %v", s.err)
+	}
+}
+
+// inspected waits until the consumer has looked at the stream a few times.
+func (p *pulling) inspected(t *testing.T) {
+	t.Helper()
+	before := p.states.Load()
+	await.Until(t, "inspections", func() error {
+		if n := p.states.Load() - before; n < 10 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+}
+
+// TestWhatCameBeforeItWasRemovedIsReadUpToABarrier: the handler is slow, and retention passes the messages
+// that wait for it, up to where another layout begins.
+func TestWhatCameBeforeItWasRemovedIsReadUpToABarrier(t *testing.T) {
+	t.Parallel()
+	for _, filter := range []string{">", "outbox.>"} {
+		t.Run(filter, func(t *testing.T) {
+			t.Parallel()
+			s, src, offsets := &publisher{}, &pulling{memoryStream: newMemoryStream()}, Memory()
+			run := func(partitions int) *slowly {
+				return src.slowly(t, offsets, func(cfg *Config) {
+					cfg.Filters, cfg.Partitions = []string{filter}, partitions
+				})
+			}
+			src.publish(s.events(1, 1)...)
+			r := run(1)
+			r.begins(1)
+			r.returns()
+			r.stopped()
+			src.publish(s.events(6, 1)...)
+			r = run(2)
+			r.begins(2)
+			src.removeTo(7)
+			src.inspected(t)
+			r.returns()
+			src.publish(s.events(1, 1)...) // behind the barrier
+			for seq := uint64(3); seq <= 8; seq++ {
+				r.begins(seq)
+				r.returns()
+			}
+			r.stopped()
+		})
+	}
+}
+
+// TestWhatCameBeforeItWasRemovedIsHandledWithAFilter: the handler is slow, and retention passes the messages
+// that wait for it. The filter has nothing more then, or what it had is gone as well, which is accepted.
+func TestWhatCameBeforeItWasRemovedIsHandledWithAFilter(t *testing.T) {
+	t.Parallel()
+	for _, gap := range []bool{false, true} {
+		t.Run(fmt.Sprintf("gap=%t", gap), func(t *testing.T) {
+			t.Parallel()
+			s, src := &publisher{}, &pulling{memoryStream: newMemoryStream()}
+			other := func() *stream.Message {
+				m := s.event("a")
+				m.Subject = "other.a"
+				return m
+			}
+			src.publish(s.event("a"), s.event("b"), s.event("a"), other())
+			r := src.slowly(t, Memory(), func(cfg *Config) {
+				cfg.Filters, cfg.Partitions, cfg.AcceptGap = []string{"outbox.>"}, 2, gap
+			})
+			r.begins(1)
+			if gap {
+				src.inspected(t) // what comes now is not pulled before there is room
+				src.publish(s.event("a"), s.event("b"))
+				src.publish(other())
+				src.removeTo(6)
+			} else {
+				src.removeTo(3)
+			}
+			src.inspected(t)
+			r.returns()
+			r.begins(2)
+			r.returns()
+			r.begins(3)
+			r.returns()
+			src.publish(s.event("a"))
+			r.begins(src.last)
+			r.returns()
+			r.stopped()
+		})
+	}
+}

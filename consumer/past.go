@@ -329,7 +329,16 @@ func (r *joinedReader) Check(ctx context.Context) (uint64, error) {
 	return r.live.Check(ctx)
 }
 
-func (r *joinedReader) Buffered() int { return 0 }
+func (r *joinedReader) Buffered() int {
+	if r.live == nil {
+		return 0
+	}
+	n := r.live.Buffered()
+	if r.pending != nil {
+		n++
+	}
+	return n
+}
 
 func (r *joinedReader) Close() {
 	if r.archived != nil {

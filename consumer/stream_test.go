@@ -17,6 +17,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -59,6 +60,34 @@ func TestAnInstanceGoesOnWhenItsReaderIsDeleted(t *testing.T) {
 	w.exactly(all)
 	for name := range readers(t, js) {
 		t.Errorf("consumer %s is left", name)
+	}
+}
+
+// TestWhatADeletedReaderHadHandedOutStaysHandedOut: messages that have come and wait for a slow handler are
+// no gap if retention takes them, also where the server has removed the idle consumer that brought them.
+func TestWhatADeletedReaderHadHandedOutStaysHandedOut(t *testing.T) {
+	t.Parallel()
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	publish(t, js, (&publisher{}).events(5, 1)...)
+	src := &streamSource{js: js, stream: "OUTBOX", filters: []string{"outbox.d0"}, name: "orders"}
+	r, err := src.Open(t.Context(), 0)
+	must.Succeed(t, err)
+	defer r.Close()
+	_, err = r.Read(t.Context())
+	must.Succeed(t, err)
+	await.Until(t, "all to be handed out", func() error {
+		if n := r.Buffered(); n != 4 {
+			return fmt.Errorf("%d have come", n)
+		}
+		return nil
+	})
+	for _, deleted := range []bool{false, true} {
+		if deleted {
+			must.Succeed(t, js.DeleteConsumer(t.Context(), "OUTBOX", r.(*streamReader).name))
+		}
+		if handed, err := r.Check(t.Context()); handed != 5 || err != nil {
+			t.Errorf("deleted: %t: handed out up to %d, %v", deleted, handed, err)
+		}
 	}
 }
 
