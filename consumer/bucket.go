@@ -167,8 +167,8 @@ func (s *documentStore) renewEvery() time.Duration { return min(time.Second, s.c
 
 func (s *documentStore) abandon() {}
 
-// acquire asks for the lease. An owner counts as dead when its document has not changed for the time of the
-// lease, by this instance's clock.
+// acquire asks for the lease, unless this instance can't work with the layout's keying. An owner counts as
+// dead when its document has not changed for the time of the lease, by this instance's clock.
 func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,8 +196,7 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 			return nil, &heldError{why: fmt.Sprintf("instance %s is active", d.Owner)}
 		}
 	}
-	d.Owner, d.Lease = s.me, s.cfg.Lease
-	all := &state{Offsets: d.Offsets}
+	all, writes := &state{Offsets: d.Offsets}, d.Owner == s.me
 	if d.Wanted != nil {
 		if at := newest(d.Offsets[live].list()); at.Seq > d.Barrier {
 			d.Barrier = at.Seq
@@ -205,17 +204,25 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 			for source, old := range d.Offsets {
 				d.Offsets[source] = offsetsAt(newest(old.list()), d.Wanted.Partitions)
 			}
-			d.Layout, d.Wanted, d.Barrier = *d.Wanted, nil, 0
+			d.Layout, d.Wanted, d.Barrier, writes = *d.Wanted, nil, 0, true
 		}
 	}
+	works := d.Layout.Partitions == 0 || s.cfg.worksWith(d.Layout.Keying)
+	if works {
+		d.Owner, d.Lease, writes = s.me, s.cfg.Lease, true
+	} else if writes { // the lease is for those that can work with it
+		d.Owner, d.Lease = "", 0
+	}
 	s.doc, s.revision, s.superseded = d, revision, false
-	if err := s.writeLocked(ctx); err != nil {
-		return nil, err
+	if writes {
+		if err := s.writeLocked(ctx); err != nil {
+			return nil, err
+		}
 	}
 	st := &state{Filters: d.Filters, Layout: d.Layout, Wanted: d.Wanted, Barrier: d.Barrier,
 		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string]offsets{}}
 	maps.Copy(st.Created, d.Created)
-	if !s.cfg.worksWith(d.Layout.Keying) {
+	if !works {
 		return st, nil
 	}
 	for source, offsets := range d.Offsets {
@@ -298,7 +305,7 @@ func (s *documentStore) dueEvery() time.Duration { return time.Hour }
 func (s *documentStore) renew(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.superseded && !s.dirty && time.Since(s.written) < s.cfg.Lease/3 {
+	if s.doc.Owner != s.me || !s.superseded && !s.dirty && time.Since(s.written) < s.cfg.Lease/3 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Lease)

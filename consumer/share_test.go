@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -327,6 +329,57 @@ func TestAnotherKeyingBeginsAtABarrier(t *testing.T) {
 			once()
 		})
 	}
+}
+
+// TestAnInstanceThatCannotWorkWithTheKeyingHasNoLease: without a database one instance has all partitions.
+// One that waits for another keying must leave that to those that know the old one.
+func TestAnInstanceThatCannotWorkWithTheKeyingHasNoLease(t *testing.T) {
+	t.Parallel()
+	s, src, offsets := &publisher{}, newMemoryStream(), Memory()
+	w := &harness{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	var mu sync.Mutex
+	var had []string
+	run := func(keying string) (*Consumer, *running) {
+		cfg := w.config(src)
+		cfg.Keying, cfg.AcceptKeying, cfg.Lease = keying, keying == "new", time.Hour
+		cfg.Document = func(subject string, _ nats.Header) string { return subject }
+		c, err := New(nil, offsets, cfg)
+		must.Succeed(t, err)
+		c.cfg.interval = 5 * time.Millisecond
+		return c, w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+			mu.Lock()
+			defer mu.Unlock()
+			had = append(had, fmt.Sprint(keying, " ", e.Sequence))
+			return nil
+		})
+	}
+	handled := func(want ...string) {
+		t.Helper()
+		await.Until(t, "the events", func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(had, want) {
+				return fmt.Errorf("%q", had)
+			}
+			return nil
+		})
+	}
+	src.publish(s.events(1, 1)...)
+	_, first := run("old")
+	handled("old 1")
+	first.stopped()
+	src.publish(s.events(1, 1)...)
+	waits, _ := run("new")
+	await.Until(t, "the instance with the new keying", func() error {
+		if st := waits.State(); st.Status != Standby {
+			return fmt.Errorf("%v: %w", st.Status, st.Err)
+		}
+		return nil
+	})
+	run("old")
+	handled("old 1", "old 2")
+	src.publish(s.events(1, 1)...)
+	handled("old 1", "old 2", "new 3")
 }
 
 // What an instance has claimed and another one has claimed since, it can't move, whatever both know of it.
