@@ -75,6 +75,9 @@ func (r *runner) loop(ctx context.Context) error {
 			continue
 		}
 		if err := r.final(err); err != nil {
+			if !isCrash(err) {
+				r.leave(ctx)
+			}
 			return err
 		}
 		if r.progress {

@@ -382,6 +382,67 @@ func TestAnInstanceThatCannotWorkWithTheKeyingHasNoLease(t *testing.T) {
 	handled("old 1", "old 2", "new 3")
 }
 
+// TestAnInstanceThatEndsGivesItsPartitionsBack: Run ends because somebody has to decide.
+func TestAnInstanceThatEndsGivesItsPartitionsBack(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	for name, offsets := range map[string]Offsets{"database": Postgres(w.pool), "none": Memory()} {
+		s, src := &publisher{}, newMemoryStream()
+		has := map[int]bool{} // only Run's goroutine calls what writes it
+		cfg := w.config(src)
+		cfg.Lease = time.Hour
+		cfg.OnAssigned = func(_ context.Context, partitions []int) {
+			for _, p := range partitions {
+				has[p] = true
+			}
+		}
+		cfg.OnRevoked = func(_ context.Context, partitions []int) {
+			for _, p := range partitions {
+				delete(has, p)
+			}
+		}
+		did := make(chan uint64, 10)
+		handles := func(want uint64) {
+			t.Helper()
+			var seq uint64
+			if !await.True(func() bool {
+				select {
+				case seq = <-did:
+					return true
+				default:
+					return false
+				}
+			}) || seq != want {
+				t.Fatalf("%s: %d is handled, want %d", name, seq, want)
+			}
+		}
+		run := func() *running {
+			c, err := New(nil, offsets, cfg)
+			must.Succeed(t, err)
+			c.cfg.confirm, c.cfg.interval = time.Millisecond, 5*time.Millisecond
+			return w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+				did <- e.Sequence
+				return nil
+			})
+		}
+		src.publish(s.events(1, 1)...)
+		r := run()
+		handles(1)
+		src.change(func() { src.last = 5 })
+		src.publish(s.events(1, 1)...)
+		if err := r.ends(); !errors.Is(err, ErrGap) {
+			t.Fatalf("%s: Run: %v", name, err)
+		}
+		if len(has) > 0 {
+			t.Errorf("%s: it was not told that it has no partitions any more: %v", name, has)
+		}
+		cfg.AcceptGap = true
+		r = run()
+		handles(6)
+		r.stopped()
+	}
+}
+
 // What an instance has claimed and another one has claimed since, it can't move, whatever both know of it.
 func TestAnEarlierClaimMovesNothing(t *testing.T) {
 	t.Parallel()
