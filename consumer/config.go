@@ -75,7 +75,8 @@ type Config struct {
 	// that those left out are never read.
 	AcceptFilter bool
 	// AcceptGap continues where messages were removed from the stream before they were read. By default that
-	// is an error. With Filters it is only seen where the oldest messages of the stream were removed.
+	// is an error. With Filters it is only seen where the oldest messages of the stream were removed, and not
+	// of a consumer without Archive that reads on within the five seconds until it looks.
 	AcceptGap bool
 
 	// Use are wrapped around the handler and around DeadLetters, the first one outermost. They see the event
