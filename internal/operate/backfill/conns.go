@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -171,6 +173,31 @@ type Message struct {
 	DeadLetter string // why it is a dead letter; "" if it is not one
 	Stored     time.Time
 	Cut        *outbox.Cut // nil: it is not a cut
+	// Lost is what the broker had lost before it: the events of these sequences come again from it on.
+	Lost outbox.Sequences
+}
+
+// MessageOf is the message at a sequence.
+func MessageOf(seq uint64, subject string, h nats.Header, stored time.Time) Message {
+	m := Message{Seq: seq, Subject: subject, Header: h.Get(outbox.HeaderName),
+		DeadLetter: h.Get(sink.HeaderDeadLetter), Stored: stored, Cut: outbox.CutOf(subject, h)}
+	from, err := strconv.ParseUint(h.Get(outbox.HeaderLost), 10, 64)
+	if err == nil && 0 < from && from < seq {
+		m.Lost = outbox.Sequences{{From: from, To: seq - 1}}
+	}
+	return m
+}
+
+// Lost returns the sequences up to newest that the broker had lost, and whose events came again behind them.
+// The record has only those that a start needs.
+func (l *Conns) Lost(ctx context.Context, newest uint64) (lost outbox.Sequences, err error) {
+	err = l.Messages(ctx, 1, newest, func(m Message) error {
+		if len(m.Lost) > 0 {
+			lost = lost.With(m.Lost...)
+		}
+		return nil
+	})
+	return lost, err
 }
 
 // Messages calls f with each message of the stream from sequence from to the one at to, which must exist, or
@@ -189,13 +216,8 @@ func (l *Conns) Messages(ctx context.Context, from, to uint64, f func(Message) e
 	return jsapi.ReadStream(ctx, js, l.cfg.Stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: true,
 	}, to, func(m jetstream.Msg, meta *jetstream.MsgMetadata) error {
-		h := m.Headers()
 		task.Set(int64(meta.Sequence.Stream - from + 1))
-		return f(Message{
-			Seq: meta.Sequence.Stream, Subject: m.Subject(), Header: h.Get(outbox.HeaderName),
-			DeadLetter: h.Get(sink.HeaderDeadLetter), Stored: meta.Timestamp,
-			Cut: outbox.CutOf(m.Subject(), h),
-		})
+		return f(MessageOf(meta.Sequence.Stream, m.Subject(), m.Headers(), meta.Timestamp))
 	})
 }
 

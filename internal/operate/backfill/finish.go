@@ -10,26 +10,25 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // Removed is how many messages retention or somebody removed from the stream. The holes in the record, a lost
-// end, and what was erased don't count.
-func (r *Readings) Removed() uint64 {
+// end, what was erased, and what its messages say was lost ([Message.Lost]) don't count.
+func (r *Readings) Removed(lost outbox.Sequences) uint64 {
 	st := r.Stream
 	end := st.NewestSeq
 	if end == 0 {
 		end = st.LastSeq
 	}
-	gone := end - min(end, st.Messages)
-	gone -= min(gone, st.Erased.Within(1, end).Count())
+	known := st.Erased.With(lost...)
 	if r.Record != nil {
 		for _, h := range r.Record.Holes {
-			if h.From <= end {
-				gone -= min(gone, min(h.To, end)-h.From+1)
-			}
+			known = known.With(outbox.SequenceRange(h))
 		}
 	}
-	return gone
+	gone := end - min(end, st.Messages)
+	return gone - min(gone, known.Within(1, end).Count())
 }
 
 // Holes returns the known holes, and with them the end of the stream that the broker lost while it kept its

@@ -9,7 +9,6 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/sink"
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
@@ -95,9 +94,7 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
 	err = a.ReadRange(ctx, next, first.Seq, func(m *archive.Message) error {
 		task.Add(1)
 		s.archived++
-		return f(backfill.Message{Seq: m.Seq, Subject: m.Subject, Header: m.Header.Get(outbox.HeaderName),
-			DeadLetter: m.Header.Get(sink.HeaderDeadLetter), Stored: m.Time,
-			Cut: outbox.CutOf(m.Subject, m.Header)})
+		return f(backfill.MessageOf(m.Seq, m.Subject, m.Header, m.Time))
 	})
 	if err != nil {
 		return 0, err

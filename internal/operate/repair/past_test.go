@@ -2,7 +2,9 @@ package repair
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +29,14 @@ const rows = 20
 // archived makes an installation whose stream a repair has filled, and all of it is archived.
 func archived(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream.Stream) {
 	t.Helper()
-	db := outboxdb.New(t, pgtest.Server(t))
+	ctx, cfg, s, _ = archivedOf(t)
+	return ctx, cfg, s
+}
+
+// archivedOf returns the database as well.
+func archivedOf(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream.Stream, db *outboxdb.DB) {
+	t.Helper()
+	db = outboxdb.New(t, pgtest.Server(t))
 	url := natstest.Server(t).URL()
 	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": url, "slot": db.Slot,
 		"stream": "OUTBOX", "sink.durable_after": "0s", "archive.url": "file://" + t.TempDir()}, nil)
@@ -66,7 +75,7 @@ func archived(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream
 	}
 	_, err = a.Append(ctx, segment, 0)
 	must.Succeed(t, err)
-	return ctx, cfg, s
+	return ctx, cfg, s, db
 }
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -144,5 +153,52 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 	report, err = Run(ctx, cfg, quiet, Options{Accept: "stream_recreated"})
 	if err != nil || report.Published != rows {
 		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestWhatTheBrokerLostLongAgoIsNotRemoved: its events came again behind the hole, and the record has dropped
+// it since. What somebody removed from within still counts.
+func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archivedOf(t)
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	const hole = 18 // up to the end
+	ingress := strings.TrimSuffix(s.CachedInfo().Config.Subjects[0], ">")
+	var again []*nats.Msg
+	for seq := uint64(hole); seq <= rows; seq++ {
+		m, err := s.GetMsg(ctx, seq)
+		must.Succeed(t, err)
+		must.Succeed(t, s.DeleteMsg(ctx, seq))
+		again = append(again, &nats.Msg{Subject: ingress + m.Subject, Header: m.Header, Data: m.Data})
+	}
+	again[0].Header.Set(outbox.HeaderLost, strconv.Itoa(hole))
+	for _, m := range again {
+		for name := range m.Header {
+			if strings.HasPrefix(name, "Nats-") {
+				m.Header.Del(name)
+			}
+		}
+		_, err := js.PublishMsg(ctx, m)
+		must.Succeed(t, err)
+	}
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'b', 1, '{}')")
+	for _, url := range []string{cfg.Archive.URL, ""} {
+		cfg.Archive.URL = url
+		report, err := Run(ctx, cfg, quiet, Options{})
+		outboxdb.WantFault(t, err, outbox.Gap, "slot_missing")
+		if report.Missing != 1 || report.InStream != rows {
+			t.Errorf("archive %q: %+v", url, report)
+		}
+	}
+	must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(hole)))
+	_, err = Run(ctx, cfg, quiet, Options{})
+	outboxdb.WantFault(t, err, outbox.Fatal, "repair_removed")
+	if want := fmt.Sprintf("%d messages", hole-1); !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

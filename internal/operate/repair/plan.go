@@ -72,8 +72,10 @@ func (r *repair) findPlan(ctx context.Context, l *backfill.Conns, f *finding) (*
 	if err != nil || p.mode == modeRecord || p.scan != nil {
 		return p, err
 	}
-	if err := r.checkTable(l, f); err != nil && outbox.FaultOf(err).Code != codeNoTable {
-		return nil, err
+	if err := r.checkTable(ctx, l, f); err != nil {
+		if fault := outbox.FaultOf(err); fault == nil || fault.Code != codeNoTable {
+			return nil, err
+		}
 	}
 	if p.mode == modeKeep {
 		err := r.compare(ctx, l, f, p)
@@ -90,7 +92,7 @@ func (r *repair) findPlan(ctx context.Context, l *backfill.Conns, f *finding) (*
 const codeNoTable = "no_table"
 
 // checkTable refuses what can't be repaired from the table.
-func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
+func (r *repair) checkTable(ctx context.Context, l *backfill.Conns, f *finding) error {
 	table := l.Layout.Mapping.Table
 	if f.Server.InRecovery {
 		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired",
@@ -105,7 +107,14 @@ func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
 			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart "+
 				"and was set when they were published")
 	}
-	if n := f.Removed(); n > 0 && r.o.Where == "" && r.cfg.Archive.URL == "" {
+	if r.o.Where != "" || r.cfg.Archive.URL != "" || f.Removed(nil) == 0 {
+		return nil
+	}
+	lost, err := l.Lost(ctx, f.Stream.NewestSeq)
+	if err != nil {
+		return err
+	}
+	if n := f.Removed(lost); n > 0 {
 		return r.removedFault(n)
 	}
 	return nil
@@ -358,7 +367,7 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 		return err
 	}
 	// those that the archive has are not gone
-	if n := rd.Removed(); n > s.archived && s.r.o.Where == "" && s.counts[missing] > 0 {
+	if n := rd.Removed(s.again); n > s.archived && s.r.o.Where == "" && s.counts[missing] > 0 {
 		return s.r.removedFault(n - s.archived)
 	}
 	if n := s.counts[otherEvent]; n > 0 {

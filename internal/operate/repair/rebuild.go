@@ -82,7 +82,10 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
 		return p, err
 	}
-	if err := r.checkTable(l, f); err != nil {
+	if err := r.checkTable(ctx, l, f); err != nil {
+		if outbox.FaultOf(err) == nil {
+			return nil, err
+		}
 		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the "+
 			"confirmed LSN %v, and the table was not compared: %s",
 			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).Message))

@@ -65,11 +65,12 @@ type scan struct {
 	first    *Event
 	last     *Event
 
-	archived  uint64 // messages that only the archive has
-	withoutID int    // messages of ours without an event id
-	foreign   int    // messages without our header, above the record's base
-	lost      int    // messages of commits beyond the end of a timeline that the server left
-	lostFrom  uint64 // the first of them
+	archived  uint64           // messages that only the archive has
+	again     outbox.Sequences // what the broker had lost, and came again
+	withoutID int              // messages of ours without an event id
+	foreign   int              // messages without our header, above the record's base
+	lost      int              // messages of commits beyond the end of a timeline that the server left
+	lostFrom  uint64           // the first of them
 	left      outbox.LSN
 	newest    uint64    // the newest message that was read
 	newestAt  time.Time // when it was stored
@@ -216,6 +217,9 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	var due outbox.LSN
 	read := func(m backfill.Message) error {
 		s.newest, s.newestAt = m.Seq, m.Stored
+		if len(m.Lost) > 0 {
+			s.again = s.again.With(m.Lost...)
+		}
 		if m.Cut != nil {
 			return nil
 		}
@@ -266,7 +270,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 		}
 		return nil
 	}
-	s.archived = 0
+	s.archived, s.again = 0, nil
 	err := s.readAll(ctx, rd, read)
 	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
 		if s.raiseAnchor(due); len(s.beyond) > relay.MaxPublishedAhead {

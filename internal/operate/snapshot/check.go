@@ -116,12 +116,12 @@ func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) err
 	case rec.Mapping != l.Layout.Mapping:
 		return refuse("mapping_changed", "Set table and columns to what they were. "+anew,
 			"the snapshot that did not finish read table and columns otherwise")
-	case rd.Removed() > 0:
+	case rd.Removed(nil) > 0:
 		return refuse("snapshot_removed",
 			fmt.Sprintf("Remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
 				"again: it starts over", s.cfg.Stream),
 			"%d messages of stream %s are not there any more (retention, or somebody removed them): their "+
-				"rows would be published again", rd.Removed(), s.cfg.Stream)
+				"rows would be published again", rd.Removed(nil), s.cfg.Stream)
 	}
 	return nil
 }
