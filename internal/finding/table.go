@@ -304,7 +304,7 @@ var table = []Finding{
 			"when a partition of a later range has gone.",
 		Runbook: "[A default partition](retention.md#a-default-partition)."},
 	{Code: "partition_default_large", Severity: Error, Classes: fatal,
-		Title: "The default partition takes rows of now, and is too large to make others beside it",
+		Title: "The default partition may take rows of now, and is too large to make others beside it",
 		Hint: "Give it a CHECK that none of its rows is of later ranges, so that PostgreSQL need not look " +
 			"through it, and run `outflow partition apply` at once.",
 		Runbook: "[A default partition](retention.md#a-default-partition)."},

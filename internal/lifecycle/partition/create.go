@@ -147,9 +147,9 @@ func (m *Manager) vacant(ctx context.Context, s *situation, p *Partition) error 
 	})
 	switch {
 	case postgres.SQLState(err) == postgres.StateQueryCanceled:
-		return postgres.Fatal(err, codeRestLarge, "", "rows of now go to the default partition %s, and to "+
-			"look through it takes longer than %v, for which their writers would wait: no partition from %s "+
-			"to %s is made", rest.Name, cmp.Or(m.cfg.looked, looked), stamp(p.Lower), stamp(p.Upper))
+		return postgres.Fatal(err, codeRestLarge, "", "rows of now may go to the default partition %s, and "+
+			"to look through it takes longer than %v, for which their writers would wait: no partition from "+
+			"%s to %s is made", rest.Name, cmp.Or(m.cfg.looked, looked), stamp(p.Lower), stamp(p.Upper))
 	case postgres.SQLState(err) == postgres.StateInsufficientPrivilege:
 		return nil // a policy binds the owner as well, and ATTACH asks for none
 	case err != nil:

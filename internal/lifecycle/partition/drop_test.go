@@ -260,6 +260,7 @@ func TestTheArchiveIsWaitedFor(t *testing.T) {
 		t.Error("it is read before it has got so far")
 	}
 	w.out.Archive.Err = &outbox.Fault{Class: outbox.Gap, Code: "archive_damaged"}
+	wantWhy(t, w.plan(), 0, "the archive does not count")
 	_, err := w.try()
 	wantFault(t, err, outbox.Gap, "archive_damaged")
 	if n := w.Text("SELECT count(*)::text FROM pg_inherits"); n == "0" {

@@ -230,7 +230,7 @@ func lacking(c *Config, f *Facts, p *Partition) string {
 	switch a := f.Archive; {
 	case !c.Archive:
 	case a.Err != nil:
-		return "the archive can't be read: " + a.Err.Error()
+		return "the archive does not count: " + a.Err.Error()
 	case p.Fence > a.Complete:
 		return fmt.Sprintf("the archive ends at sequence %d, complete below %v, not %v", a.Last, a.Complete,
 			p.Fence)
