@@ -213,7 +213,8 @@ func (w *Writer) target() postgres.Target {
 	if w.cfg.WriteURL == "" || w.cfg.WriteURL == w.cfg.URL {
 		return w.cfg.Target()
 	}
-	return postgres.Target{Setting: "postgres.write_url", URL: w.cfg.WriteURL, Slot: w.cfg.Slot, Pooled: true}
+	return postgres.Target{Setting: "postgres.write_url", URL: w.cfg.WriteURL, Slot: w.cfg.Slot,
+		Command: w.cfg.Command, Pooled: true}
 }
 
 func (w *Writer) do(ctx context.Context, f func(*pgx.Conn) error) error {

@@ -9,6 +9,7 @@ import (
 type Config struct {
 	URL         string // connection URL or keyword string; "": libpq's PG* environment
 	Slot        string
+	Command     string // what connects in place of outflow run, as of [postgres.Target]
 	Publication string
 	// schema.name, or name for one of public; a part in double quotes may hold dots. "": events are logical
 	// messages, there is no table
@@ -29,4 +30,6 @@ type Config struct {
 }
 
 // Target is where the configuration says that connections go.
-func (c *Config) Target() postgres.Target { return postgres.Target{URL: c.URL, Slot: c.Slot} }
+func (c *Config) Target() postgres.Target {
+	return postgres.Target{URL: c.URL, Slot: c.Slot, Command: c.Command}
+}

@@ -192,10 +192,15 @@ func (t Target) config() (*pgx.ConnConfig, error) {
 // Name is what application_name begins with on the connections of all outflows that have a slot.
 const Name = "outflow/"
 
-// NamePrefix is what application_name begins with on the connections of the outflows of a slot: behind it is
+// NamePrefix is what application_name begins with on the connections of outflow run for a slot: behind it is
 // the host, as far as there is room.
 func NamePrefix(slot string) string {
 	return cut(Name + slot + "/")
+}
+
+// CommandPrefix is what it begins with on those of the commands for a slot: behind it is which.
+func CommandPrefix(slot string) string {
+	return cut(Name + slot + ":")
 }
 
 // maxName is how much of application_name the server keeps, in bytes.
@@ -210,7 +215,7 @@ func (t Target) applicationName() string {
 		host = ""
 	}
 	if t.Command != "" {
-		return cut("outflow " + t.Command + "/" + t.Slot + "/" + printable(host))
+		return cut(CommandPrefix(t.Slot) + t.Command + "/" + printable(host))
 	}
 	return nameOn(t.Slot, host)
 }

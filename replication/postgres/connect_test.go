@@ -116,7 +116,8 @@ func TestTheNameHasSlotAndHost(t *testing.T) {
 	}
 	c, err := Target{URL: "postgres://u@h/d", Slot: "orders", Command: "maintain"}.config()
 	must.Succeed(t, err)
-	if got := c.RuntimeParams["application_name"]; !strings.HasPrefix(got, "outflow maintain/orders/") {
+	if got := c.RuntimeParams["application_name"]; !strings.HasPrefix(got, "outflow/orders:maintain/") ||
+		strings.HasPrefix(got, NamePrefix("orders")) || !strings.HasPrefix(got, CommandPrefix("orders")) {
 		t.Errorf("maintain counts among those that publish: %s", got)
 	}
 	for url, want := range map[string]string{"postgres://u@h/d": NamePrefix("orders"),

@@ -22,8 +22,11 @@ func (a *App) configured(cmd *cobra.Command,
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := a.configure()
-		if name := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" "); err == nil &&
-			!slices.Contains(away, name) {
+		name := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+		if name != "run" {
+			cfg.Command = name
+		}
+		if err == nil && !slices.Contains(away, name) {
 			err = wiring.NeedHome(cfg, "outflow "+name)
 		}
 		if err != nil {

@@ -40,6 +40,7 @@ setting, 3 for an error, 4 for something critical.`,
 	config.AddFile(cmd, a.args)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := a.configure()
+		cfg.Command = "doctor"
 		if err != nil {
 			return err
 		}

@@ -147,7 +147,7 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 	c := maintain.Config{Every: cfg.Maintain.Every, Log: log, Slot: cfg.Slot, Monitor: monitor(cfg, log),
 		Connect: func(ctx context.Context) (*pgx.Conn, error) {
 			defer wiring.WaitPostgres(ctx, cfg)()
-			return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot, Command: "maintain"}.Connect(ctx)
+			return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot, Command: cfg.Command}.Connect(ctx)
 		}}
 	if cfg.Archive.URL != "" {
 		c.Parts = append(c.Parts, maintain.Part{Name: "archive", Run: func(ctx context.Context,

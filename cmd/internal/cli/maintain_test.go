@@ -5,9 +5,12 @@ import (
 	"context"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 )
 
 // TestRoundsOfMaintainAddNothingToSuggestedCommands: the databases are named once, however often it looks
@@ -36,5 +39,26 @@ func TestRoundsOfMaintainAddNothingToSuggestedCommands(t *testing.T) {
 	}
 	if len(a.repeat) != 1 {
 		t.Errorf("suggested commands would repeat %q", a.repeat)
+	}
+}
+
+// TestOnlyRunHasTheNameOfRun: whoever counts the Outflows of a slot counts no command.
+func TestOnlyRunHasTheNameOfRun(t *testing.T) {
+	t.Parallel()
+	for use, want := range map[string]string{"run": "", "maintain": "maintain", "repair": "repair"} {
+		a := &App{Name: "outflow", Stderr: &bytes.Buffer{}, args: config.Args{}}
+		a.throughLine()
+		root, cmd := &cobra.Command{Use: "outflow"}, &cobra.Command{Use: use}
+		root.AddCommand(cmd)
+		a.configured(cmd, func(_ context.Context, cfg config.Config) error {
+			pg := wiring.Catalog(cfg)
+			if got := pg.Target().Command; got != want || conns.Owner(cfg).Command != want {
+				t.Errorf("%s connects as %q, and as the owner as %q", use, got, conns.Owner(cfg).Command)
+			}
+			return nil
+		})
+		if err := cmd.RunE(cmd, nil); err != nil {
+			t.Error(err)
+		}
 	}
 }

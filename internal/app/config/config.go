@@ -19,6 +19,9 @@ import (
 // Config is the effective configuration. Its fields mirror the paths of the settings; [Load] has checked and
 // completed all of them. It is read-only.
 type Config struct {
+	// Command is what works with the settings, as its connections say; "": outflow run. It is no setting.
+	Command string
+
 	Postgres    Postgres
 	NATS        NATS
 	Replication Replication

@@ -28,7 +28,8 @@ type postgresSide struct {
 
 func (p *postgresSide) read(ctx context.Context) error {
 	if p.conn == nil {
-		conn, err := postgres.Target{URL: p.w.cfg.Postgres.URL, Slot: p.w.cfg.Slot}.Connect(ctx,
+		conn, err := postgres.Target{URL: p.w.cfg.Postgres.URL, Slot: p.w.cfg.Slot,
+			Command: p.w.cfg.Command}.Connect(ctx,
 			func(c *pgx.ConnConfig) {
 				c.RuntimeParams["default_transaction_read_only"] = "on"
 				c.RuntimeParams["statement_timeout"] = strconv.FormatInt(timeLimit.Milliseconds(), 10)

@@ -103,7 +103,8 @@ func TryConnections(ctx context.Context, cfg config.Config) (failed []error) {
 	})
 	if write := cfg.Postgres.WriteURL; write != cfg.Postgres.URL {
 		const setting = "postgres.write_url"
-		try(setting, reach(postgres.Target{Setting: setting, URL: write, Slot: cfg.Slot, Pooled: true}))
+		try(setting, reach(postgres.Target{Setting: setting, URL: write, Slot: cfg.Slot,
+			Command: cfg.Command, Pooled: true}))
 	}
 	try(cfg.NATS.Where(), func(ctx context.Context) error {
 		sc, err := Broker(cfg, slog.New(slog.DiscardHandler))

@@ -33,7 +33,8 @@ func Replication(cfg config.Config, log *slog.Logger) replication.Config {
 
 // Catalog names the outbox's parts in PostgreSQL.
 func Catalog(cfg config.Config) catalog.Config {
-	c := catalog.Config{URL: cfg.Postgres.URL, Slot: cfg.Slot, Publication: cfg.Publication}
+	c := catalog.Config{URL: cfg.Postgres.URL, Slot: cfg.Slot, Command: cfg.Command,
+		Publication: cfg.Publication}
 	if cfg.Source.Rows() {
 		c.Table, c.Shard, c.ShardBy = cfg.Table, cfg.Shard, cfg.Columns.Doc.Name
 		c.Control, c.Subscription = cfg.Cluster.Control, cfg.Cluster.Subscription

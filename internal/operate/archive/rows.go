@@ -245,17 +245,9 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 
 const byteaOID = 17
 
-// target is where rows are put back.
-func target(cfg config.Config) postgres.Target {
-	if url := cfg.Retain.PostgresURL; url != "" {
-		return postgres.Target{Setting: "retain.postgres_url", URL: url, Slot: cfg.Slot}
-	}
-	return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
-}
-
 // readErasures reads what must not come back.
 func (w *rowWriter) readErasures(ctx context.Context, cfg config.Config, created time.Time) error {
-	conn, err := target(cfg).Connect(ctx)
+	conn, err := conns.Owner(cfg).Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -281,7 +273,7 @@ const originPatience = time.Minute
 
 // connect opens a connection whose transactions have the origin. Only one of a cluster can have it at a time.
 func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) {
-	if w.conn, err = target(cfg).Connect(ctx); err != nil {
+	if w.conn, err = conns.Owner(cfg).Connect(ctx); err != nil {
 		return err
 	}
 	defer progress.Wait(ctx, "waiting for another outflow archive rows at this PostgreSQL server")()

@@ -13,9 +13,9 @@ import (
 // Owner is the role that owns the outbox, where one is set for it.
 func Owner(cfg config.Config) postgres.Target {
 	if url := cfg.Retain.PostgresURL; url != "" {
-		return postgres.Target{Setting: "retain.postgres_url", URL: url, Slot: cfg.Slot}
+		return postgres.Target{Setting: "retain.postgres_url", URL: url, Slot: cfg.Slot, Command: cfg.Command}
 	}
-	return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot}
+	return postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot, Command: cfg.Command}
 }
 
 // States does something with the table of states, by the role that retention works as.

@@ -290,7 +290,7 @@ func (r *pgReader) readRest(ctx context.Context) {
 func (r *pgReader) readWriter(ctx context.Context) error {
 	cfg := r.f.Config
 	target := postgres.Target{Setting: "postgres.write_url", URL: cfg.Postgres.WriteURL, Slot: cfg.Slot,
-		Pooled: true}
+		Command: cfg.Command, Pooled: true}
 	defer progress.Wait(ctx, "waiting for "+target.String())()
 	w := replication.NewWriter(wiring.Replication(cfg, r.log))
 	defer w.Close()

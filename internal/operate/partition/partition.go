@@ -22,6 +22,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -68,10 +69,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, &outbox.Fault{Class: outbox.Usage,
 			Message: "source is message: there is no outbox table", Hint: "There is nothing to keep small"}
 	}
-	target := postgres.Target{URL: cfg.Postgres.URL, Slot: cfg.Slot, Command: "partition"}
-	if url := cfg.Retain.PostgresURL; url != "" {
-		target.Setting, target.URL = "retain.postgres_url", url
-	}
+	target := conns.Owner(cfg)
 	l, err := backfill.Open(ctx, cfg, log)
 	if err != nil {
 		return ahead(ctx, cfg, target, o, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // rows is how many rows an installation of archived has.
@@ -200,5 +201,28 @@ func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 	outboxdb.WantFault(t, err, outbox.Fatal, "repair_removed")
 	if want := fmt.Sprintf("%d messages", hole-1); !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// TestARepairDoesNotCountAsAnOutflowThatStandsBy: none of its connections has the name of outflow run, and
+// uninstall finds them all the same.
+func TestARepairDoesNotCountAsAnOutflowThatStandsBy(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, _, db := archivedOf(t)
+	cfg.Command = "repair"
+	named := func(prefix string) string {
+		return db.Text("SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND "+
+			"starts_with(application_name, $1)", prefix)
+	}
+	looks := 0
+	_, err := Run(ctx, cfg, quiet, Options{Check: true, past: func() {
+		looks++
+		run, commands := named(postgres.NamePrefix(db.Slot)), named(postgres.CommandPrefix(db.Slot))
+		if run != "0" || commands == "0" {
+			t.Errorf("%s connections of outflow run, %s of commands", run, commands)
+		}
+	}})
+	if err != nil || looks == 0 {
+		t.Errorf("%d looks, %v", looks, err)
 	}
 }

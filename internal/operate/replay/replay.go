@@ -130,8 +130,8 @@ func (r *replay) keepErasuresAway(ctx context.Context) (err error) {
 		return nil
 	}
 	defer wiring.WaitPostgres(ctx, r.cfg)()
-	r.guard, err = erasure.KeepAway(ctx, postgres.Target{URL: r.cfg.Postgres.URL, Slot: r.cfg.Slot},
-		r.layout.Table)
+	r.guard, err = erasure.KeepAway(ctx, postgres.Target{URL: r.cfg.Postgres.URL, Slot: r.cfg.Slot,
+		Command: r.cfg.Command}, r.layout.Table)
 	return err
 }
 
