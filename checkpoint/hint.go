@@ -25,10 +25,20 @@ const hintStopped = "But first keep everybody else out of Outflow's NATS account
 const hintRestore = "Run `outflow archive restore` again: it goes on where it was. Then `outflow repair` " +
 	"says what the archive did not have"
 
-// hintArchive is for a stream that is gone: the rows that retention has removed are in the archive alone.
-const hintArchive = "But if there is an archive, run `outflow archive restore` before that: it brings the " +
-	"stream back with the sequences that consumers know, and the repair has only to publish what the " +
-	"archive lacks. "
+// hintArchive is for a stream that is gone or empty: the rows that retention has removed are in the archive
+// alone. One that has messages may be the restored one.
+func (c Config) hintArchive(s relay.StreamState) string {
+	first := ""
+	switch {
+	case s.LastSeq > 0:
+		return ""
+	case s.Exists:
+		first = fmt.Sprintf("remove the empty stream with `nats stream rm %s` and ", c.Stream)
+	}
+	return "But if there is an archive, " + first + "run `outflow archive restore` before that: it brings " +
+		"the stream back with the sequences that consumers know, and the repair has only to publish what " +
+		"the archive lacks. "
+}
 
 const hintShard = "Set shard to what the record says: what slot and stream are of is settled when they are " +
 	"made. To divide a table otherwise, " +

@@ -184,7 +184,8 @@ func (v *resolver) record() error {
 		if v.Stream.Newest != nil {
 			from = v.Stream.Newest.Due
 		}
-		return v.gap("record_missing", from, v.Server.WALEnd, v.cfg.hintRecord(v.Slot.Exists),
+		return v.gap("record_missing", from, v.Server.WALEnd,
+			v.cfg.hintArchive(v.Stream)+v.cfg.hintRecord(v.Slot.Exists),
 			"the checkpoint record of slot %s is missing (bucket %s)", v.cfg.Slot, Bucket(v.cfg.Stream))
 	}
 	left := rec.Uninstalled(v.Stream)
@@ -331,10 +332,10 @@ func (v *resolver) stream() error {
 	s, home := v.Stream, v.Record.homeID()
 	switch {
 	case !s.Exists:
-		return v.gap("stream_missing", 0, v.Slot.Confirmed, hintArchive+v.cfg.hintStream(),
+		return v.gap("stream_missing", 0, v.Slot.Confirmed, v.cfg.hintArchive(s)+v.cfg.hintStream(),
 			"stream %s does not exist", v.cfg.Stream)
 	case !s.Created.Equal(v.Record.Created):
-		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintStream(),
+		return v.gap("stream_recreated", 0, v.Slot.Confirmed, v.cfg.hintArchive(s)+v.cfg.hintStream(),
 			"stream %s was made at %s, the checkpoint record knows one of %s", v.cfg.Stream,
 			s.Created.UTC().Format(time.RFC3339Nano), v.Record.Created.UTC().Format(time.RFC3339Nano))
 	case s.NewestSeq > v.Record.Base && s.Cut != nil && home != "" && !s.Cut.Of(home):
