@@ -22,7 +22,7 @@ type consumerDatabase struct {
 
 func (d *consumerDatabase) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&d.url, "database", "", "the database of the consumer (default "+
-		config.ConsumerDatabaseEnv+", else postgres.url)")
+		config.ConsumerDatabaseEnv+", else postgres.write_url)")
 	cmd.Flags().StringVar(&d.schema, "schema", "",
 		"the schema of the consumer's tables (default that of the search_path)")
 }
@@ -45,7 +45,8 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 	})
 }
 
-// consumerTargets are the databases of consumers that --database names, or the default one.
+// consumerTargets are the databases of consumers that --database names, or the default one: the outbox's, on
+// the primary, because a standby may not know of a consumer yet.
 func (a *App) consumerTargets(cfg config.Config, urls []string) (all []postgres.Target) {
 	from := "--database"
 	for _, url := range urls {
@@ -53,6 +54,9 @@ func (a *App) consumerTargets(cfg config.Config, urls []string) (all []postgres.
 	}
 	if len(urls) == 0 {
 		urls, from = []string{cfg.Postgres.URL}, "postgres.url"
+		if url := cfg.Postgres.WriteURL; url != "" && url != cfg.Postgres.URL {
+			urls, from = []string{url}, "postgres.write_url"
+		}
 		for _, entry := range a.environ {
 			if value, ok := strings.CutPrefix(entry, config.ConsumerDatabaseEnv+"="); ok && value != "" {
 				urls, from = []string{value}, config.ConsumerDatabaseEnv

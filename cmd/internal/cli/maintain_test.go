@@ -62,3 +62,22 @@ func TestOnlyRunHasTheNameOfRun(t *testing.T) {
 		}
 	}
 }
+
+// TestConsumersAreLookedForOnThePrimary: postgres.url may be a standby, which is refused.
+func TestConsumersAreLookedForOnThePrimary(t *testing.T) {
+	t.Parallel()
+	for setting, args := range map[string]config.Args{
+		"postgres.url":       {"postgres.url": "postgres://one"},
+		"postgres.write_url": {"postgres.url": "postgres://standby", "postgres.write_url": "postgres://one"},
+	} {
+		cfg, err := config.Load(args, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &App{where: &wiring.Where{}}
+		if all := a.consumerTargets(cfg, nil); len(all) != 1 || all[0].Setting != setting ||
+			all[0].URL != "postgres://one" {
+			t.Errorf("%v", all)
+		}
+	}
+}
