@@ -1,11 +1,16 @@
 package replication
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
@@ -164,9 +169,95 @@ func TestAPromotionIsANewTimeline(t *testing.T) {
 	if err != nil || again.History.Timeline != 2 || len(again.History.Switches) != 1 {
 		t.Errorf("after Start: %+v, %v", again, err)
 	}
+	unlock, err := standby.lock(within(t)) // the stream asks as well
+	must.Succeed(t, err)
 	standby.identity.history.Timeline = 1
+	unlock()
 	if _, err := standby.Server(within(t)); err == nil || outbox.ClassOf(err) != outbox.Transient {
 		t.Errorf("with an outdated history: %v", err)
+	}
+}
+
+// TestNothingOfANewTimelineIsHandedOut: a walsender of a standby goes on across a switch of the timeline. A
+// message of what came behind it would name the old one, and look as if it were lost.
+func TestNothingOfANewTimelineIsHandedOut(t *testing.T) {
+	t.Parallel()
+	srv := pgtest.Own(t, 0)
+	if srv.Installation.Major < 16 {
+		t.Skip("no logical decoding on a standby")
+	}
+	d := ready(t, srv)
+	d.Insert(outboxdb.Ops(t, 1))
+	postgres.Close(d.Conn)
+	asStandby(t, srv)
+	s := d.start(0)
+	read(t, s, inserts(1)) // a standby hands out what it has
+	must.Succeed(t, srv.Promote(within(t)))
+	d.Connect()
+	d.Insert(outboxdb.Ops(t, 1))
+	got, ended := readUntil(t, s, inserts(1))
+	if !ended || outbox.ClassOf(s.Err()) != outbox.Transient {
+		t.Fatalf("ended: %v, %v; came: %v", ended, s.Err(), got.kinds)
+	}
+	s.Close()
+	read(t, d.start(0), inserts(2))
+}
+
+// TestAStandbyThatFollowsAnotherPrimaryIsNoticed: it stays in recovery, and its control file names the old
+// timeline until the next restart point.
+func TestAStandbyThatFollowsAnotherPrimaryIsNoticed(t *testing.T) {
+	t.Parallel()
+	first := pgtest.Own(t, 0)
+	if first.Installation.Major < 16 {
+		t.Skip("no logical decoding on a standby")
+	}
+	d := ready(t, first)
+	standby := func(name string) *pgserver.Server {
+		srv, err := first.Standby(within(t), name, nil)
+		must.Succeed(t, err)
+		t.Cleanup(func() { must.Succeed(t, srv.Remove()) })
+		return srv
+	}
+	second, follower := standby("second"), standby("follower")
+	primary := d.URL
+	d.URL = follower.URL(d.Text("SELECT current_database()"))
+	d.cfg.URL, d.cfg.Slot = d.URL, "follower"
+	made := make(chan error, 1)
+	go func() {
+		conn, err := pgx.Connect(within(t), d.URL)
+		if err == nil {
+			defer conn.Close(context.Background())
+			_, err = conn.Exec(within(t), "SELECT pg_create_logical_replication_slot('follower', 'pgoutput')")
+		}
+		made <- err
+	}()
+	eventually(t, "a slot on the standby", func() bool {
+		d.Exec("SELECT pg_log_standby_snapshot()") // without it there is none
+		return len(made) > 0
+	})
+	must.Succeed(t, <-made)
+	s := d.start(0)
+	d.Insert(outboxdb.Ops(t, 1))
+	read(t, s, inserts(1))
+	eventually(t, "the other standby has it", func() bool {
+		return d.Text("SELECT bool_and(replay_lsn >= pg_current_wal_lsn())::text FROM pg_stat_replication") ==
+			"true"
+	})
+	postgres.Close(d.Conn)
+	must.Succeed(t, first.Kill())
+	must.Succeed(t, second.Promote(within(t)))
+	d.Connect()
+	d.Exec(fmt.Sprintf("ALTER SYSTEM SET primary_conninfo = 'host=127.0.0.1 port=%d user=postgres'",
+		second.Port))
+	d.Exec("ALTER SYSTEM SET primary_slot_name = ''")
+	d.Exec("SELECT pg_reload_conf()")
+	postgres.Close(d.Conn)
+	d.URL = strings.Replace(primary, fmt.Sprint(first.Port), fmt.Sprint(second.Port), 1)
+	d.Connect()
+	d.Insert(outboxdb.Ops(t, 1))
+	got, ended := readUntil(t, s, inserts(1))
+	if !ended || !strings.Contains(s.Err().Error(), "from timeline 1 to 2") {
+		t.Fatalf("ended: %v, %v; came: %v", ended, s.Err(), got.kinds)
 	}
 }
 

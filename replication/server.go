@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/jackc/pglogrepl"
 
+	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -19,9 +21,8 @@ import (
 //
 // System identifier and timeline history come over the replication connection, which can't answer any more
 // once it streams. From then on they are kept, and the timeline is asked for over the ordinary connection: if
-// the server has left the one that is kept (a standby was promoted under the stream), that is an error, and a
-// new session learns the new history. On a standby the timeline comes from pg_control_checkpoint(), and is
-// not checked where the role may not call that; all else needs no right at all.
+// the server has left the one that is kept (a standby was promoted under the stream, or follows another
+// primary), that is an error, and a new session learns the new history.
 func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -61,34 +62,52 @@ func (s *Session) Server(ctx context.Context) (relay.ServerState, error) {
 }
 
 // checkTimeline reports whether the server is still on the timeline whose history is kept. segment is the
-// name of the present WAL segment, which begins with the timeline; nil on a standby.
+// name of the present WAL segment, which begins with the timeline. A session that began on a standby asks as
+// a replication connection does: no SQL says which timeline is replayed.
 func (s *Session) checkTimeline(ctx context.Context, segment *string) error {
 	kept := s.identity.history.Timeline
 	var now uint64
-	if segment != nil {
-		if len(*segment) < 8 {
-			return fmt.Errorf("WAL segment %q: no timeline", *segment)
-		}
-		var err error
-		if now, err = strconv.ParseUint((*segment)[:8], 16, 32); err != nil {
-			return fmt.Errorf("WAL segment %q: no timeline", *segment)
-		}
-	} else {
-		err := s.conn.QueryRow(ctx, "SELECT timeline_id FROM pg_control_checkpoint()").Scan(&now)
-		if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
-			return nil
-		}
+	var err error
+	switch {
+	case s.recovering:
+		sys, err := pglogrepl.IdentifySystem(ctx, s.conn.PgConn())
 		if err != nil {
 			return fmt.Errorf("read the timeline: %w", err)
 		}
-		if now < uint64(kept) { // the last restart point may be older than the switch
-			return nil
-		}
+		now = uint64(max(sys.Timeline, 0))
+	case segment == nil || len(*segment) < 8:
+		err = errors.New("no WAL segment")
+	default:
+		now, err = strconv.ParseUint((*segment)[:8], 16, 32)
+	}
+	if err != nil {
+		return fmt.Errorf("read the timeline: %w", err)
 	}
 	if now != uint64(kept) {
 		return fmt.Errorf("the server went from timeline %d to %d during the session", kept, now)
 	}
 	return nil
+}
+
+// sameTimeline is checkTimeline for what a stream has read. A walsender goes on across a switch of the
+// timeline without a word, and a message that names the wrong one looks as if its event were lost with it.
+func (s *Session) sameTimeline(st *stream) error {
+	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
+	defer cancel()
+	go func() {
+		defer crash.Guard()
+		select {
+		case <-st.quit:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.checkTimeline(ctx, nil)
 }
 
 // identify reads what only the replication connection tells.

@@ -43,6 +43,10 @@ type Session struct {
 	frames *frameReader // what repl reads through
 	socket *socket.Conn // below it, and below TLS
 
+	// the server was a standby when the session began: what it sends is of the timeline that is kept only if
+	// it says so afterwards
+	recovering bool
+
 	version       int
 	serverTimeout time.Duration // wal_sender_timeout as the server has it
 	timeout       time.Duration // as it is on the replication connection; 0: off
@@ -74,8 +78,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 func Inspect(ctx context.Context, cfg Config) (*Session, error) {
 	return open(ctx, cfg, func(s *Session) (err error) {
 		s.conn, err = cfg.Target().Connect(ctx, func(c *pgx.ConnConfig) {
-			c.RuntimeParams["replication"] = "database"
-			c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+			takeCommands(c)
 			c.OnNotice = s.notice
 		})
 		if err == nil {
@@ -134,8 +137,24 @@ func (s *Session) connect(ctx context.Context) (err error) {
 	if err = postgres.KeepBytes(ctx, s.repl); err != nil {
 		return err
 	}
-	s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) { pin.follow(&c.Config) })
+	rows, err := postgres.SimpleQuery(ctx, s.repl, "SELECT pg_is_in_recovery()::text")
+	if err != nil {
+		return fmt.Errorf("ask whether the server is a standby: %w", err)
+	}
+	s.recovering = rows[0][0] == "true"
+	s.conn, err = server.Connect(ctx, func(c *pgx.ConnConfig) {
+		pin.follow(&c.Config)
+		if s.recovering {
+			takeCommands(c)
+		}
+	})
 	return err
+}
+
+// takeCommands makes a connection one that takes replication commands too, and SQL by the simple protocol.
+func takeCommands(c *pgx.ConnConfig) {
+	c.RuntimeParams["replication"] = "database"
+	c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 }
 
 // handshake makes sure that both connections ended at the same server, and that it is one that can be used.

@@ -62,6 +62,9 @@ func (s *Session) run(h *pgconn.HijackedConn, from outbox.LSN) error {
 	}
 	st := newStream(h.Conn, s.frames.src, rest, from, s.timeout)
 	st.log, st.publication, st.noTable = s.log, s.cfg.Publication, s.cfg.Table == ""
+	if s.recovering {
+		st.verify = func() error { return s.sameTimeline(st) }
+	}
 	s.socket.Backlog = func() bool { return st.received.Load()+farBehind < s.walEnd.Load() }
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,6 +23,7 @@ type stream struct {
 	publication string
 	noTable     bool          // events are messages only
 	timeout     time.Duration // wal_sender_timeout, 0: off
+	verify      func() error  // of what was read, before it is handed out; nil: it needs none
 
 	batches        chan *relay.Batch
 	received       atomic.Uint64 // highest LSN that the stream has reached; only the reader raises it
@@ -95,6 +96,13 @@ func (s *stream) deliver(b *batch) {
 	if closed(s.drain) || closed(s.quit) {
 		b.Release()
 		return
+	}
+	if s.verify != nil {
+		if err := s.verify(); err != nil {
+			b.Release()
+			s.fail(err)
+			return
+		}
 	}
 	select {
 	case s.batches <- &b.Batch:

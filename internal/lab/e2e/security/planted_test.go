@@ -98,7 +98,7 @@ RESET ROLE`
 var called = strings.Fields(
 	`array_agg array_position coalesce concat count current_database current_schemas current_setting encode format_type get_byte
 	hash_array hashtext host json_object_agg jsonb_agg jsonb_array_elements jsonb_array_elements_text left length lower lpad max min
-	octet_length pg_advisory_xact_lock pg_control_checkpoint pg_current_wal_lsn pg_get_expr pg_has_role pg_get_userbyid
+	octet_length pg_advisory_xact_lock pg_current_wal_lsn pg_get_expr pg_has_role pg_get_userbyid
 	pg_is_in_recovery pg_logical_emit_message pg_partition_ancestors pg_table_is_visible pg_walfile_name quote_ident
 	set_config sha256 sum textcat textsend to_json to_jsonb to_regclass upper`,
 )
