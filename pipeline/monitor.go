@@ -56,8 +56,19 @@ func (c *Conns) readStates(ctx context.Context) (st states, err error) {
 	return st, ofJetStream(err)
 }
 
-// check returns an error where the stream has lost its end.
+// check returns an error where the stream has lost its end, or where somebody has changed it so that others'
+// messages get in. Nobody watches another way into it than the ingress, and one of them may have taken the
+// sequence of a message of ours, which was refused without a word (see package sink).
 func (m *monitor) check(st *states) error {
+	if open := st.stream.Open; open != "" {
+		return &outbox.Fault{
+			Class: outbox.Gap, Code: "foreign_message", Observed: true,
+			Message: open + ", since somebody changed it while Outflow published: a message of ours may " +
+				"have been refused for another one and be missing",
+			Hint: "Undo the change. Then run `outflow repair`: it looks for messages of others and says " +
+				"what is missing; `outflow repair --accept foreign_message` publishes it",
+		}
+	}
 	least := m.newest // that the newest message's sequence can be
 	if m.acked > m.start {
 		least = m.acked

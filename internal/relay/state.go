@@ -84,6 +84,7 @@ type StreamState struct {
 	Newest     *outbox.Header // its header; nil if there is no message or it has none of ours
 	Cut        *outbox.Cut    // what it is, if it is a cut
 	Replicated bool           // more than one replica
+	Open       string         // what of its configuration lets others' messages in; "": nothing
 	Restoring  string         // what it is being restored from; "": it is whole
 	Restored   string         // the folder of the archive that it was restored from; "": it was not
 	Now        time.Time      // the broker's clock when it was asked; zero where it does not say

@@ -66,6 +66,9 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	}
 	// What can't be read explains nothing: then the messages are missing.
 	st.Erased, _ = outbox.ParseSequences(info.Config.Metadata[outbox.MetadataErased])
+	if f := outbox.FaultOf(info.Config.check()); f != nil && slices.Contains(opens, f.Code) {
+		st.Open = f.Message
+	}
 	if newest != nil {
 		st.NewestSeq, st.Newest, st.Cut = newest.Seq, HeaderOf(newest.Header), CutOf(newest)
 	}

@@ -438,6 +438,9 @@ func (c *Config) check() error {
 	return nil
 }
 
+// opens are the codes of what lets messages of others in, or of the server itself.
+var opens = []string{"stream_sources", "stream_subjects", "stream_delete_marker"}
+
 // checkLimits refuses limits below sink.max_payload. Which rows can be published must follow from the
 // settings alone, or two Outflows, or one before and after a change of the server, would make different
 // streams of the same WAL.

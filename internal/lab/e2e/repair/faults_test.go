@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -212,6 +213,31 @@ func TestAForeignMessageStopsOutflow(t *testing.T) {
 	if all := harness.Messages(t, f.JS, f.Stream); len(all) != 2 || all[1].Seq != 3 || all[1].Outflow.N != 0 {
 		t.Errorf("%d messages in the stream, want the rows' two", len(all))
 	}
+}
+
+// TestAStreamThatIsOpenedStopsOutflow: while outflow runs somebody gives the stream a subject of its own,
+// where nobody watches who publishes. Outflow stops, also once that is undone, until a repair has looked.
+func TestAStreamThatIsOpenedStopsOutflow(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	f, _ := started(t, "opened")
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	closed := s.CachedInfo().Config
+	opened := closed
+	opened.Subjects = append(slices.Clone(closed.Subjects), "public.>")
+	_, err = f.JS.UpdateStream(t.Context(), opened)
+	harness.Must(t, err)
+	f.MustEndInGap("foreign_message")
+	_, err = f.JS.UpdateStream(t.Context(), closed)
+	harness.Must(t, err)
+	f.Start()
+	f.MustEndInGap("foreign_message")
+	f.MustRun("repair", "--accept", "foreign_message")
+	harness.Insert(t, f.Conn, "doc", 2, "{}")
+	f.Start()
+	harness.AwaitMessages(t, f.JS, f.Stream, 2)
+	f.MustStop(t)
 }
 
 // TestAForeignMessageBeforeTheFirstOwnStopsOutflow: somebody publishes into the ingress when a session has
