@@ -16,6 +16,8 @@ import (
 // Retention goes on meanwhile: what it takes before it is read from the stream is read from the archive, in
 // its place. Otherwise the rows of such messages would look like missing ones.
 func (s *scan) readAll(ctx context.Context, rd backfill.Readings, f func(backfill.Message) error) error {
+	// With a condition and no archive nothing is made of what goes, and limits may take something each time.
+	matters := s.r.o.Where == "" || s.r.cfg.Archive.URL != ""
 	for next := uint64(1); ; {
 		first, err := s.readPast(ctx, rd, next, f)
 		if err != nil {
@@ -27,7 +29,7 @@ func (s *scan) readAll(ctx context.Context, rd backfill.Readings, f func(backfil
 		next = first
 		taken := false
 		err = s.l.Messages(ctx, first, rd.Stream.NewestSeq, func(m backfill.Message) error {
-			if m.Seq > next && len(rd.Stream.Erased.Lacking(next, m.Seq-1)) > 0 {
+			if matters && m.Seq > next && len(rd.Stream.Erased.Lacking(next, m.Seq-1)) > 0 {
 				front, err := s.front(ctx)
 				if err != nil {
 					return err
@@ -58,9 +60,10 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
 	if err != nil || first.Seq <= next {
 		return next, err
 	}
-	// What was gone before all this began counts as removed; else everything is to be looked at again.
+	// What was gone before all this began counts as removed; else everything is to be looked at again. A
+	// condition says that it holds for no row of either.
 	var lacking error
-	if first.Seq > rd.Stream.FirstSeq {
+	if first.Seq > rd.Stream.FirstSeq && s.r.o.Where == "" {
 		lacking = fmt.Errorf("stream %s: messages up to %d, which are not archived, went away while it was "+
 			"read", s.r.cfg.Stream, first.Seq-1)
 	}
@@ -93,15 +96,19 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
 	defer task.End()
 	err = a.ReadRange(ctx, next, first.Seq, func(m *archive.Message) error {
 		task.Add(1)
-		s.archived++
+		if m.Seq < rd.Stream.FirstSeq { // what goes meanwhile does not count as removed
+			s.archived++
+		}
 		return f(backfill.MessageOf(m.Seq, m.Subject, m.Header, m.Time))
 	})
 	if err != nil {
 		return 0, err
 	}
-	for _, m := range a.Segments { // what was erased is not gone either
-		for _, erased := range m.Erased.Within(next, first.Seq-1) {
-			s.archived += rd.Stream.Erased.Lacking(erased.From, erased.To).Count()
+	if before := min(first.Seq, rd.Stream.FirstSeq); next < before {
+		for _, m := range a.Segments { // what was erased is not gone either
+			for _, erased := range m.Erased.Within(next, before-1) {
+				s.archived += rd.Stream.Erased.Lacking(erased.From, erased.To).Count()
+			}
 		}
 	}
 	if a.Next() < first.Seq {

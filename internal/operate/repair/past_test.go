@@ -27,15 +27,10 @@ import (
 // rows is how many rows an installation of archived has.
 const rows = 20
 
-// archived makes an installation whose stream a repair has filled, and all of it is archived.
-func archived(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream.Stream) {
-	t.Helper()
-	ctx, cfg, s, _ = archivedOf(t)
-	return ctx, cfg, s
-}
-
-// archivedOf returns the database as well.
-func archivedOf(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream.Stream, db *outboxdb.DB) {
+// archived makes an installation whose stream a repair has filled, and all of it is archived, but for the
+// first messages, which are an accepted gap.
+func archived(t *testing.T, gap uint64) (ctx context.Context, cfg config.Config, s jetstream.Stream,
+	db *outboxdb.DB) {
 	t.Helper()
 	db = outboxdb.New(t, pgtest.Server(t))
 	url := natstest.Server(t).URL()
@@ -66,8 +61,11 @@ func archivedOf(t *testing.T) (ctx context.Context, cfg config.Config, s jetstre
 	must.Succeed(t, err)
 	segment, err := a.NewSegment()
 	must.Succeed(t, err)
-	for seq := range uint64(rows) {
-		m, err := api.Message(ctx, "OUTBOX", jsapi.MessageRequest{Seq: seq + 1})
+	if gap > 0 {
+		segment.Gap(outbox.Sequences{{From: 1, To: gap}}, nil)
+	}
+	for seq := gap + 1; seq <= rows; seq++ {
+		m, err := api.Message(ctx, "OUTBOX", jsapi.MessageRequest{Seq: seq})
 		must.Succeed(t, err)
 		header, err := nats.DecodeHeadersMsg(m.Header)
 		must.Succeed(t, err)
@@ -88,7 +86,7 @@ func TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing(t *testing.T) {
 	for name, gone := range map[string]uint64{"nothing was taken before": 0, "some was": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cfg, s := archived(t)
+			ctx, cfg, s, _ := archived(t, 0)
 			purge := func(below uint64) {
 				must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(below)))
 			}
@@ -123,7 +121,7 @@ func TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing(t *testing.T) {
 // the sequences that consumers know. Whoever does not want it has to say so.
 func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s := archived(t)
+	ctx, cfg, s, _ := archived(t, 0)
 	const restore = "outflow archive restore"
 	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
@@ -161,7 +159,7 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 // it since. What somebody removed from within still counts.
 func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s, db := archivedOf(t)
+	ctx, cfg, s, db := archived(t, 0)
 	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	defer nc.Close()
@@ -208,7 +206,7 @@ func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 // uninstall finds them all the same.
 func TestARepairDoesNotCountAsAnOutflowThatStandsBy(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, _, db := archivedOf(t)
+	ctx, cfg, _, db := archived(t, 0)
 	cfg.Command = "repair"
 	named := func(prefix string) string {
 		return db.Text("SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND "+
@@ -224,5 +222,38 @@ func TestARepairDoesNotCountAsAnOutflowThatStandsBy(t *testing.T) {
 	}})
 	if err != nil || looks == 0 {
 		t.Errorf("%d looks, %v", looks, err)
+	}
+}
+
+// TestWhatTheLimitsTakeDoesNotKeepAConditionWaiting: of a stream with a max_age the front goes all the time.
+// Who gives a condition has said that it holds for no row of what is gone.
+func TestWhatTheLimitsTakeDoesNotKeepAConditionWaiting(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := archived(t, 0)
+	cfg.Archive.URL = ""
+	gone := uint64(1)
+	past := func() {
+		gone++
+		must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(gone)))
+	}
+	report, err := Run(ctx, cfg, quiet, Options{Check: true, Where: "counter > 15", past: past})
+	if err != nil || report.InStream != 5 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestWhatWasGoneBeforeIsNotMadeUpForByWhatGoes: the archive has what retention takes while the stream is
+// read, and lacks what was gone before.
+func TestWhatWasGoneBeforeIsNotMadeUpForByWhatGoes(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := archived(t, 3)
+	purge := func(below uint64) {
+		must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(below)))
+	}
+	purge(4)
+	report, err := Run(ctx, cfg, quiet, Options{Check: true, past: func() { purge(15) }})
+	f := outboxdb.WantFault(t, err, outbox.Fatal, "repair_removed")
+	if !strings.Contains(f.Message, "3 messages") {
+		t.Errorf("%+v, %v", report, f)
 	}
 }
