@@ -163,7 +163,7 @@ var commands = []Finding{
 		Runbook: "Retention, or somebody, removed them: [what a repair " +
 			"does](operations.md#what-a-repair-does)."},
 	{Code: "repair_archived", Severity: Error, Classes: fatal,
-		Title: "The stream is gone or empty, and the archive has messages of it",
+		Title: "The stream is gone or empty, and the archive has messages of it, or is away",
 		Hint: "`outflow archive restore` makes the stream again, under the same sequences, and `outflow " +
 			"repair` publishes the rows that it lacks. If the archive is not to count, say " +
 			"--archive.url \"\" with the command.",

@@ -21,6 +21,7 @@ const (
 	CodeGap     = "archive_gap"     // messages were gone before they were archived
 	CodeDamaged = "archive_damaged" // an object is lost or is not what was written
 	CodeDiffers = "archive_differs" // the stream has another message than the archive
+	CodeEmpty   = "archive_empty"   // there is nothing that is looked for
 )
 
 // root is the folder of everything; its name is the version of the layout.

@@ -86,10 +86,16 @@ func openAt(ctx context.Context, at string, local func(dir string) (Store, error
 // absent is the Store of a folder that does not exist.
 type absent string
 
-// Absent returns the path of the store's folder if that did not exist when the store was opened, or "".
-func Absent(s Store) string {
-	dir, _ := s.(absent)
-	return string(dir)
+// OpenThere is Open for what must not take an archive that is away for one of nothing.
+func OpenThere(ctx context.Context, at string) (Store, error) {
+	store, err := Open(ctx, at)
+	if dir, away := store.(absent); away {
+		return nil, &outbox.Fault{Class: outbox.Fatal, Code: CodeEmpty,
+			Message: fmt.Sprintf("there is no archive: folder %s does not exist", string(dir)),
+			Hint: "Is its volume mounted, and archive.url the one that `outflow archive run` has, which " +
+				"makes the folder?"}
+	}
+	return store, err
 }
 
 func (a absent) Create(context.Context, string, []byte) error {

@@ -291,7 +291,7 @@ func (w *world) killRestore(point string, n int) {
 // eraseArchived erases messages from the archive.
 func (w *world) eraseArchived(is func(seq uint64) bool) {
 	w.t.Helper()
-	store, err := open(w.t.Context(), w.cfg, archive.Open)
+	store, err := open(w.t.Context(), w.cfg, archive.OpenThere)
 	must.Succeed(w.t, err)
 	defer func() { must.Succeed(w.t, store.Close()) }()
 	a, _, err := find(w.t.Context(), w.cfg, store, "")

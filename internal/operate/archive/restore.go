@@ -107,7 +107,7 @@ func Restore(ctx context.Context, cfg config.Config, log *slog.Logger, o Restore
 			Message: fmt.Sprintf("--to %q: a stream can't have that name", o.To),
 			Hint:    "Give letters, digits, _ and -"}
 	}
-	store, err := open(ctx, cfg, archive.Open)
+	store, err := open(ctx, cfg, archive.OpenThere)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +205,7 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 }
 
 func empty(cfg config.Config) error {
-	return &outbox.Fault{Class: outbox.Fatal, Code: "archive_empty",
+	return &outbox.Fault{Class: outbox.Fatal, Code: archive.CodeEmpty,
 		Message: fmt.Sprintf("the archive has no segment of stream %s", cfg.Stream)}
 }
 

@@ -120,7 +120,7 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 	if err := wiring.NeedTable(cfg, "putting rows back"); err != nil {
 		return nil, err
 	}
-	store, err := open(ctx, cfg, archive.Open)
+	store, err := open(ctx, cfg, archive.OpenThere)
 	if err != nil {
 		return nil, err
 	}

@@ -122,20 +122,13 @@ const (
 	stopTime  = 20 * time.Second
 )
 
-// open opens the store of the settings, with archive.Open for what only reads it, or with archive.Make.
+// open opens the store of the settings, with archive.OpenThere for what only reads it, or with archive.Make.
 func open(ctx context.Context, cfg config.Config,
 	with func(ctx context.Context, at string) (archive.Store, error)) (archive.Store, error) {
 	if cfg.Archive.URL == "" {
 		return nil, &outbox.Fault{Class: outbox.Usage, Code: "archive_url", Message: "archive.url is not set"}
 	}
-	store, err := with(ctx, cfg.Archive.URL)
-	if dir := archive.Absent(store); dir != "" {
-		return nil, &outbox.Fault{Class: outbox.Fatal, Code: "archive_empty",
-			Message: fmt.Sprintf("there is no archive: folder %s does not exist", dir),
-			Hint: "Is its volume mounted, and archive.url the one that `outflow archive run` has, which " +
-				"makes the folder?"}
-	}
-	return store, err
+	return with(ctx, cfg.Archive.URL)
 }
 
 // command is one run.

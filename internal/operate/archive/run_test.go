@@ -239,7 +239,7 @@ func TestWhatOthersDoWhileARunLooksIsNoDifference(t *testing.T) {
 	conn, err := wiring.Connect(t.Context(), w.cfg, sc)
 	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
-	store, err := open(t.Context(), w.cfg, archive.Open)
+	store, err := open(t.Context(), w.cfg, archive.OpenThere)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, store.Close()) })
 	for _, before := range []bool{true, false} {
@@ -286,7 +286,7 @@ func TestWhatAnotherRunHasArchivedIsNoGap(t *testing.T) {
 	for _, to := range []uint64{20, 30} { // all goes that this run may archive, or some of it
 		w := newWorld(t)
 		w.publish(30)
-		store, err := open(t.Context(), w.cfg, archive.Open)
+		store, err := open(t.Context(), w.cfg, archive.OpenThere)
 		must.Succeed(t, err)
 		t.Cleanup(func() { must.Succeed(t, store.Close()) })
 		a, err := archive.Load(t.Context(), store, archive.FolderOf("OUTBOX", w.s.CachedInfo().Created), nil)

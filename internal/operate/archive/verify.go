@@ -35,7 +35,7 @@ func List(ctx context.Context, cfg config.Config) ([]Listing, error) {
 }
 
 func each(ctx context.Context, cfg config.Config, f func(folder string, a *archive.Archive) error) error {
-	store, err := open(ctx, cfg, archive.Open)
+	store, err := open(ctx, cfg, archive.OpenThere)
 	if err != nil {
 		return err
 	}

@@ -10,12 +10,14 @@ import (
 )
 
 // Archived says which messages the archive has of the newest stream of that name that was archived, for
-// whoever is about to fill an empty one from the table; "" if there are none.
-func Archived(ctx context.Context, cfg config.Config) (string, error) {
+// whoever is about to fill an empty one from the table; "" if there are none. It is opened with archive.Open,
+// or with archive.OpenThere where there may have been a stream.
+func Archived(ctx context.Context, cfg config.Config,
+	open func(ctx context.Context, at string) (archive.Store, error)) (string, error) {
 	if cfg.Archive.URL == "" {
 		return "", nil
 	}
-	store, err := archive.Open(ctx, cfg.Archive.URL)
+	store, err := open(ctx, cfg.Archive.URL)
 	if err != nil {
 		return "", err
 	}

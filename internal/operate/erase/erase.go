@@ -128,7 +128,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		return nil, err
 	}
 	if cfg.Archive.URL != "" {
-		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
+		if c.store, err = archive.OpenThere(ctx, cfg.Archive.URL); err != nil {
 			return nil, err
 		}
 		defer func() { _ = c.store.Close() }()

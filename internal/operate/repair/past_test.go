@@ -140,6 +140,14 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 	if _, err := js.Stream(ctx, "OUTBOX"); err == nil {
 		t.Error("it has made the stream")
 	}
+	there := cfg.Archive.URL
+	cfg.Archive.URL += "/not/mounted"
+	_, err = Run(ctx, cfg, quiet, Options{Accept: "stream_missing"})
+	f = outboxdb.WantFault(t, err, outbox.Fatal, "repair_archived")
+	if !strings.Contains(f.Message, "/not/mounted does not exist") {
+		t.Error(f)
+	}
+	cfg.Archive.URL = there
 	made := s.CachedInfo().Config
 	_, err = js.CreateStream(ctx, made)
 	must.Succeed(t, err)

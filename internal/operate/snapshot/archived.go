@@ -8,13 +8,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/wiring"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 )
 
 // checkArchived refuses a snapshot into a new stream where an earlier one of that name was archived: the
 // table may have only what is left of its rows, and the snapshot would pass for all of them.
 func (s *snapshot) checkArchived(ctx context.Context) error {
-	has, err := backfill.Archived(ctx, s.cfg)
+	has, err := backfill.Archived(ctx, s.cfg, archive.Open)
 	if has == "" {
 		return err
 	}
