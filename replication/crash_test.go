@@ -200,6 +200,7 @@ func TestNothingOfANewTimelineIsHandedOut(t *testing.T) {
 		t.Fatalf("ended: %v, %v; came: %v", ended, s.Err(), got.kinds)
 	}
 	s.Close()
+	eventually(t, "the slot is free", func() bool { return d.Text(slotActive, d.cfg.Slot) == "false" })
 	read(t, d.start(0), inserts(2))
 }
 
