@@ -86,8 +86,7 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
 	if err != nil {
 		return 0, err
 	}
-	unfinished := rd.Record == nil || rd.Record.Repairing != ""
-	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() && unfinished &&
+	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() && s.unfinished &&
 		a.Next() <= first.Seq {
 		return first.Seq, lacking
 	}

@@ -27,9 +27,9 @@ import (
 // rows is how many rows an installation of archived has.
 const rows = 20
 
-// archived makes an installation whose stream a repair has filled, and all of it is archived, but for the
-// first messages, which are an accepted gap.
-func archived(t *testing.T, gap uint64) (ctx context.Context, cfg config.Config, s jetstream.Stream,
+// archived makes an installation whose stream a repair has filled, and these messages of it are archived;
+// what lies before them is an accepted gap.
+func archived(t *testing.T, from, to uint64) (ctx context.Context, cfg config.Config, s jetstream.Stream,
 	db *outboxdb.DB) {
 	t.Helper()
 	db = outboxdb.New(t, pgtest.Server(t))
@@ -61,10 +61,10 @@ func archived(t *testing.T, gap uint64) (ctx context.Context, cfg config.Config,
 	must.Succeed(t, err)
 	segment, err := a.NewSegment()
 	must.Succeed(t, err)
-	if gap > 0 {
-		segment.Gap(outbox.Sequences{{From: 1, To: gap}}, nil)
+	if from > 1 {
+		segment.Gap(outbox.Sequences{{From: 1, To: from - 1}}, nil)
 	}
-	for seq := gap + 1; seq <= rows; seq++ {
+	for seq := from; seq <= to; seq++ {
 		m, err := api.Message(ctx, "OUTBOX", jsapi.MessageRequest{Seq: seq})
 		must.Succeed(t, err)
 		header, err := nats.DecodeHeadersMsg(m.Header)
@@ -86,7 +86,7 @@ func TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing(t *testing.T) {
 	for name, gone := range map[string]uint64{"nothing was taken before": 0, "some was": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cfg, s, _ := archived(t, 0)
+			ctx, cfg, s, _ := archived(t, 1, rows)
 			purge := func(below uint64) {
 				must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(below)))
 			}
@@ -121,7 +121,7 @@ func TestWhatRetentionTakesBetweenArchiveAndStreamIsNotMissing(t *testing.T) {
 // the sequences that consumers know. Whoever does not want it has to say so.
 func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s, _ := archived(t, 0)
+	ctx, cfg, s, _ := archived(t, 1, rows)
 	const restore = "outflow archive restore"
 	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
@@ -167,7 +167,7 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 // it since. What somebody removed from within still counts.
 func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s, db := archived(t, 0)
+	ctx, cfg, s, db := archived(t, 1, rows)
 	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	defer nc.Close()
@@ -214,7 +214,7 @@ func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 // uninstall finds them all the same.
 func TestARepairDoesNotCountAsAnOutflowThatStandsBy(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, _, db := archived(t, 0)
+	ctx, cfg, _, db := archived(t, 1, rows)
 	cfg.Command = "repair"
 	named := func(prefix string) string {
 		return db.Text("SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND "+
@@ -237,7 +237,7 @@ func TestARepairDoesNotCountAsAnOutflowThatStandsBy(t *testing.T) {
 // Who gives a condition has said that it holds for no row of what is gone.
 func TestWhatTheLimitsTakeDoesNotKeepAConditionWaiting(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s, _ := archived(t, 0)
+	ctx, cfg, s, _ := archived(t, 1, rows)
 	cfg.Archive.URL = ""
 	gone := uint64(1)
 	past := func() {
@@ -254,7 +254,7 @@ func TestWhatTheLimitsTakeDoesNotKeepAConditionWaiting(t *testing.T) {
 // read, and lacks what was gone before.
 func TestWhatWasGoneBeforeIsNotMadeUpForByWhatGoes(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s, _ := archived(t, 3)
+	ctx, cfg, s, _ := archived(t, 4, rows)
 	purge := func(below uint64) {
 		must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(below)))
 	}
@@ -263,5 +263,19 @@ func TestWhatWasGoneBeforeIsNotMadeUpForByWhatGoes(t *testing.T) {
 	f := outboxdb.WantFault(t, err, outbox.Fatal, "repair_removed")
 	if !strings.Contains(f.Message, "3 messages") {
 		t.Errorf("%+v, %v", report, f)
+	}
+}
+
+// TestARepairThatMakesTheSlotAnewReadsTheArchiveAsItsPlanDid: the stream's first message is of an earlier
+// repair, which has ended. That this one is under way by now says nothing of that message.
+func TestARepairThatMakesTheSlotAnewReadsTheArchiveAsItsPlanDid(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows-5)
+	must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(rows-4)))
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', $1, '{}')", rows+1)
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing"})
+	if err != nil || report.Published != 1 {
+		t.Errorf("%+v, %v", report, err)
 	}
 }

@@ -56,6 +56,9 @@ type scan struct {
 	l    *backfill.Conns
 	snap *tablesnapshot.Snapshot
 
+	// a repair was under way before this attempt, and the stream's first messages may be of that
+	unfinished bool
+
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
 	counts   [5]int             // by fate
 	requests []*erasure.Record  // all erasures of the table
@@ -112,7 +115,7 @@ func (u *untrusted) Error() string { return u.why }
 
 func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
-		repaired: map[idHash]struct{}{}}
+		repaired: map[idHash]struct{}{}, unfinished: f.Record == nil || f.Record.Repairing != ""}
 	var err error
 	if f.idsMayRepeat(snap) {
 		s.identity, err = newIdentity(r.cfg, l.Layout, snap)
