@@ -159,7 +159,8 @@ func (c *command) eachFolder(ctx context.Context,
 	if err != nil {
 		return err
 	}
-	c.leftovers = nil
+	c.leftovers, c.nowhere = nil, nil
+	archived, st := uint64(0), c.rd.Stream
 	for _, name := range folders {
 		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
 		if err != nil {
@@ -172,6 +173,8 @@ func (c *command) eachFolder(ctx context.Context,
 				return err
 			}
 			c.leftovers = append(c.leftovers, left...)
+		} else {
+			archived = a.Next() - 1
 		}
 		created, told, place := micro(a.Created()), uint64(0), "archive "+name
 		c.untold[place] = 0
@@ -188,6 +191,9 @@ func (c *command) eachFolder(ctx context.Context,
 		}); err != nil {
 			return err
 		}
+	}
+	if st.Restored == "" { // else the archive that it was restored from may have them
+		c.nowhere = st.Erased.Lacking(archived+1, max(st.FirstSeq, 1)-1)
 	}
 	return nil
 }

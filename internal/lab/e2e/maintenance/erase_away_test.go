@@ -25,7 +25,7 @@ func TestAnErasureDoesNotTakeAnArchiveThatIsAwayForOneOfNothing(t *testing.T) {
 	f.MustRun("archive", "run", "--now")
 	s, err := f.JS.Stream(t.Context(), f.Stream)
 	harness.Must(t, err)
-	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(uint64(ends(f)))))
+	harness.Must(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(2)))
 	settle(t, f)
 	harness.Must(t, os.Rename(dir, dir+".away"))
 	args := []string{"--doc", "gone", "--request", "r", "--yes", "--wait", "1m"}
@@ -36,8 +36,16 @@ func TestAnErasureDoesNotTakeAnArchiveThatIsAwayForOneOfNothing(t *testing.T) {
 	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox WHERE doc_id = 'gone'"); n != 1 {
 		t.Errorf("%d rows are left", n)
 	}
+	harness.Must(t, os.Mkdir(dir, 0o700)) // where it is to be mounted
+	c, said, code = erase(t, f, args...)
+	if code != 0 || !strings.Contains(strings.Join(c.NotReached, "\n"), "messages from 1 to ") {
+		t.Errorf("exit code %d, %+v: %s", code, c, said)
+	}
+	harness.Must(t, os.RemoveAll(dir))
 	harness.Must(t, os.Rename(dir+".away", dir))
-	if c, said, code = erase(t, f, args...); code != 0 || c.Archived != 1 || c.Finished == nil {
+	c, said, code = erase(t, f, args...)
+	if code != 0 || c.Archived != 1 || c.Finished == nil ||
+		strings.Contains(strings.Join(c.NotReached, "\n"), "which the archive lacks") {
 		t.Errorf("exit code %d, %+v: %s", code, c, said)
 	}
 	f.MustStop(t)
