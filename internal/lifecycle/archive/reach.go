@@ -32,6 +32,14 @@ func (a *Archive) Reach(valid func(system string, timeline uint32, lsn outbox.LS
 	return r
 }
 
+// Gaps are the sequences whose messages were lost before they could be archived, which was accepted.
+func (a *Archive) Gaps() (all outbox.Sequences) {
+	for _, m := range a.Segments {
+		all = append(all, m.Gaps...)
+	}
+	return outbox.Sequences(nil).With(all...)
+}
+
 // HasGaps reports whether messages were lost before they could be archived, and that was accepted.
 func (a *Archive) HasGaps() bool {
 	return slices.ContainsFunc(a.Segments, func(m *Manifest) bool { return len(m.Gaps) > 0 })

@@ -160,21 +160,25 @@ func (c *command) eachFolder(ctx context.Context,
 		return err
 	}
 	c.leftovers, c.nowhere = nil, nil
-	archived, st := uint64(0), c.rd.Stream
+	st := c.rd.Stream
+	current, last, has := archive.FolderOf(c.cfg.Stream, st.Created), uint64(0), st.Erased
 	for _, name := range folders {
 		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
 		if err != nil {
 			return err
 		}
 		c.rep.Folders = append(c.rep.Folders, name)
-		if name != archive.FolderOf(c.cfg.Stream, c.rd.Stream.Created) {
+		if name == current || name == st.Restored { // they have the same sequences
+			has = has.With(a.Gaps().Lacking(1, a.Next()-1)...)
+		}
+		if name == current {
+			last = a.Next() - 1
+		} else {
 			left, err := a.Leftovers(ctx)
 			if err != nil {
 				return err
 			}
 			c.leftovers = append(c.leftovers, left...)
-		} else {
-			archived = a.Next() - 1
 		}
 		created, told, place := micro(a.Created()), uint64(0), "archive "+name
 		c.untold[place] = 0
@@ -192,8 +196,6 @@ func (c *command) eachFolder(ctx context.Context,
 			return err
 		}
 	}
-	if st.Restored == "" { // else the archive that it was restored from may have them
-		c.nowhere = st.Erased.Lacking(archived+1, max(st.FirstSeq, 1)-1)
-	}
+	c.nowhere = has.Lacking(1, max(last, max(st.FirstSeq, 1)-1))
 	return nil
 }

@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // An archived cut is of no document, and a certificate does not say that one is unknown. It names what a
@@ -73,4 +75,65 @@ func TestWhatACertificateSaysOfTheArchive(t *testing.T) {
 	if len(c.leftovers) > 0 {
 		t.Errorf("of the stream that there is: %q", c.leftovers)
 	}
+}
+
+// TestACertificateNamesWhatTheStreamLostAndNoArchiveHas: also what was lost before it could be archived and
+// the archive goes on behind, and what goes while the erasure waits. What the archive has that the stream was
+// restored from is reached.
+func TestACertificateNamesWhatTheStreamLostAndNoArchiveHas(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
+	store, err := archive.Open(t.Context(), "file://"+t.TempDir())
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	c.store = store
+	archived := func(folder string, gap, last uint64) {
+		t.Helper()
+		a, err := archive.Load(t.Context(), store, folder, nil)
+		must.Succeed(t, err)
+		s, err := a.NewSegment()
+		must.Succeed(t, err)
+		s.Gap(outbox.Sequences{{From: 1, To: gap}}, nil)
+		for seq := gap + 1; seq <= last; seq++ {
+			must.Succeed(t, s.Add(&archive.Message{Seq: seq, Time: a.Created(), Subject: "outbox.other",
+				Header: nats.Header{}}))
+		}
+		_, err = a.Append(t.Context(), s, 0)
+		must.Succeed(t, err)
+	}
+	says := func(want string) {
+		t.Helper()
+		must.Succeed(t, c.messages(t.Context(), time.Now()))
+		must.Succeed(t, c.eachFolder(t.Context(), func(*archive.Archive,
+			func(*archive.Message) (bool, error)) error {
+			return nil
+		}))
+		if got := c.nowhere.String(); got != want {
+			t.Errorf("it names %q, want %q", got, want)
+		}
+		c.limits()
+		said := strings.Contains(strings.Join(c.rep.NotReached, "\n"), "which the archive lacks")
+		if said != (want != "") {
+			t.Errorf("not reached: %q", c.rep.NotReached)
+		}
+	}
+	for range 9 {
+		c.publish("_outflow.1.", "other", 0x100)
+	}
+	says("")
+	s, err := c.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	must.Succeed(t, s.Purge(t.Context(), jetstream.WithPurgeSequence(6)))
+	says("1+4")
+	archived(archive.FolderOf("OUTBOX", c.rd.Stream.Created), 2, 7)
+	says("1+1")
+	before := archive.FolderOf("OUTBOX", c.rd.Stream.Created.Add(-time.Hour))
+	archived(before, 1, 4)
+	says("1+1") // that one had other messages
+	config := s.CachedInfo().Config
+	config.Metadata = map[string]string{stream.MetadataRestored: before}
+	_, err = c.js.UpdateStream(t.Context(), config)
+	must.Succeed(t, err)
+	says("1")
 }

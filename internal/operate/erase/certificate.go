@@ -177,9 +177,9 @@ func (c *command) limits() {
 			"published while `subject` was another one, "+formerSubject, c.passed, c.doc.Template())
 	}
 	if n := len(c.nowhere); n > 0 {
-		add("messages from %d to %d, which are gone from the stream, and which the archive lacks: if "+
+		add("%d messages, from %d to %d, which are gone from the stream, and which the archive lacks: if "+
 			"another one has them, as of a volume that is not mounted, run it again with that one, and the "+
-			"same request", c.nowhere[0].From, c.nowhere[n-1].To)
+			"same request", c.nowhere.Count(), c.nowhere[0].From, c.nowhere[n-1].To)
 	}
 	for _, name := range c.leftovers {
 		add("object %s of the archive, which a run left that was killed before the stream was made again: "+

@@ -71,7 +71,7 @@ type command struct {
 
 	former    bool     // the column prints the document otherwise today
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
-	// what is gone from the stream, and was not erased, behind the end of its archive
+	// what is gone from the stream, and was not erased, and the archive lacks
 	nowhere outbox.Sequences
 }
 

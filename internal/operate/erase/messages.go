@@ -195,6 +195,7 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 	if !st.Created.Equal(c.rd.Stream.Created) {
 		return c.madeAnew()
 	}
+	c.rd.Stream = st // what has gone since this began is not found any more
 	left, err := c.find(ctx, c.cfg.Stream, st.LastSeq, asItIs, c.inStream)
 	if err != nil {
 		return err
