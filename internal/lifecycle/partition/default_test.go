@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -106,8 +108,9 @@ func TestALargeDefaultPartitionIsNotLookedThroughWhileItsWritersWait(t *testing.
 	}
 }
 
-// TestPoliciesThatBindTheOwnerKeepNoPartitionAway: it may not read the default partition through the outbox,
-// and ATTACH looks through that all the same.
+// TestPoliciesThatBindTheOwnerKeepNoPartitionAway: it may not read the default partition through the outbox.
+// By its own name it may, so here, too, nothing is attached while writers would wait for long, until a CHECK
+// says what is not there. Where it may not do that either, ATTACH looks through it all the same.
 func TestPoliciesThatBindTheOwnerKeepNoPartitionAway(t *testing.T) {
 	t.Parallel()
 	w, attached := newRest(t, pgtest.Server(t))
@@ -121,9 +124,30 @@ func TestPoliciesThatBindTheOwnerKeepNoPartitionAway(t *testing.T) {
 	}
 	w.Exec("GRANT CREATE ON SCHEMA public TO " + postgres.Quote(role))
 	w.Exec("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-	w.URL, w.cfg.Slack = outboxdb.WithUser(t, w.URL, role), 1000000*time.Hour
+	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', n, '{}', " +
+		"'2020-01-01' FROM generate_series(1, 100000) n")
+	w.URL, w.cfg.Slack, w.cfg.looked = outboxdb.WithUser(t, w.URL, role), 1000000*time.Hour, time.Millisecond
+	_, err := w.try()
+	if wantFault(t, err, outbox.Fatal, codeRestLarge); *attached != 0 {
+		t.Errorf("tried %d times", *attached)
+	}
+	w.Exec("ALTER TABLE rest ADD CHECK (created_at < '2021-01-01')")
+	m := w.manager()
+	s, err := m.look(t.Context())
+	must.Succeed(t, err)
+	await.Until(t, "it is found without reading", func() error {
+		return m.vacant(t.Context(), s, &Partition{Lower: time.Now(), Upper: time.Now().AddDate(0, 0, 1)})
+	})
+	m.Close()
+	w.cfg.looked = 10 * time.Minute
 	w.apply()
 	if got := w.in(24 * time.Hour); got == "rest" || *attached == 0 {
 		t.Errorf("rows of tomorrow go to %s", got)
+	}
+	*attached = 0
+	w.Exec("ALTER TABLE rest ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+	w.cfg.Ahead += 2
+	if w.apply(); *attached == 0 {
+		t.Error("nothing is attached")
 	}
 }
