@@ -243,6 +243,36 @@ func TestAnErasureWaitsForWhatItErasedFromThisStream(t *testing.T) {
 	}
 }
 
+// TestANoteThatSomebodyElseTookAwayIsThereAgain: the lock of an erasure is in its database, and not all that
+// changes a stream's metadata takes it.
+func TestANoteThatSomebodyElseTookAwayIsThereAgain(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	for range 3 {
+		c.publish("_outflow.1.", "gone", 0x100)
+	}
+	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
+	found, err := c.find(t.Context(), "OUTBOX", 3, asItIs, c.inStream)
+	must.Succeed(t, err)
+	s, err := c.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	config := s.CachedInfo().Config
+	config.Metadata[outbox.MetadataErased] = "3"
+	c.o.Hit = func(point string) {
+		if point == "erase.noted" {
+			_, err := c.js.UpdateStream(t.Context(), config)
+			must.Succeed(t, err)
+		}
+	}
+	must.Succeed(t, c.deleteNoted(t.Context(), found[:2]))
+	noted, _, err := c.stream.Erased(t.Context())
+	must.Succeed(t, err)
+	if noted.String() != "1+2" {
+		t.Errorf("noted is %q", noted)
+	}
+	c.has("OUTBOX", 1)
+}
+
 // TestACopyThatDoesNotHaveAllIsWaitedFor: what it is to have still comes after it was looked through.
 func TestACopyThatDoesNotHaveAllIsWaitedFor(t *testing.T) {
 	t.Parallel()

@@ -249,8 +249,7 @@ func (c *command) eraseAll(ctx context.Context, left []found, until time.Time) e
 // eraseBatch notes that messages are erased, and erases them. What a run that was killed has noted stays
 // noted: it is of the document, and the next run erases it.
 func (c *command) eraseBatch(ctx context.Context, all []found) error {
-	erased := sequences(all)
-	c.rec.Erased = c.rec.Erased.With(erased...)
+	c.rec.Erased = c.rec.Erased.With(sequences(all)...)
 	if err := c.ledger.Save(ctx, c.rec); err != nil {
 		return err
 	}
@@ -258,9 +257,14 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 		return err
 	}
 	c.o.Hit("erase.saved")
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	if err := c.stream.NoteErased(ask, erased); err != nil {
+	return c.deleteNoted(ctx, all)
+}
+
+// deleteNoted deletes messages of the stream whose sequences it has noted there. A server changes a stream's
+// metadata as a whole, whatever they have become since they were read. Whoever else was about to change them
+// may have taken the note away, so afterwards it is looked whether it is there.
+func (c *command) deleteNoted(ctx context.Context, all []found) error {
+	if err := c.noteErased(ctx, all); err != nil {
 		return err
 	}
 	c.o.Hit("erase.noted")
@@ -270,7 +274,13 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 		}
 		c.o.Hit("erase.message")
 	}
-	return nil
+	return c.noteErased(ctx, all)
+}
+
+func (c *command) noteErased(ctx context.Context, all []found) error {
+	ask, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return c.stream.NoteErased(ask, sequences(all))
 }
 
 func sequences(all []found) (s outbox.Sequences) {
