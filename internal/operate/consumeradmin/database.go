@@ -281,6 +281,9 @@ func (d *database) remove(ctx context.Context, tx pgx.Tx, name string) error {
 // failed explains an error of the database.
 func (d *database) failed(doing string, err error) error {
 	var e *pgconn.PgError
+	if errors.As(err, &e) && e.Where != "" { // a trigger of the owner
+		return fmt.Errorf("%s: %s: %w: %s", d.from, doing, err, e.Where)
+	}
 	if errors.As(err, &e) && (e.Code == "42703" || e.Code == "42P01") {
 		return &outbox.Fault{Class: outbox.Fatal, Code: "consumer_tables", Err: err,
 			Message: fmt.Sprintf("%s: the consumers' tables are those of another version", d.from),

@@ -110,6 +110,34 @@ func TestParkedEventsThatAreHiddenAreNotPassedOver(t *testing.T) {
 	}
 }
 
+// TestATriggerOnParkedEventsThatFailsIsNamed: it runs with the search_path of the erasure, in which nothing
+// hides an event. One that names its schema, or has a search_path of its own, is run.
+func TestATriggerOnParkedEventsThatFailsIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at,
+			position, event_id, cause)
+		VALUES ('texts', 'd', 1, 'live', 5, 'gone', '{"Outflow": ["v=1"]}', 'x', now(), '5-0', '', 'poison')`)
+	w.exec(`CREATE TABLE audit (seq bigint)`)
+	w.exec(`CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS
+		'BEGIN INSERT INTO audit VALUES (OLD.seq); RETURN OLD; END'`)
+	w.exec(`CREATE TRIGGER audited BEFORE DELETE ON outflow_parked FOR EACH ROW EXECUTE FUNCTION audited()`)
+	run := func() (erasure.FoundParked, error) {
+		return EraseParked(t.Context(), w.API, []string{"OUTBOX"},
+			[]postgres.Target{{Pooled: true, URL: w.url}}, true,
+			func(*erasure.Parked) bool { return true }, func() {})
+	}
+	_, err := run()
+	if f := outbox.FaultOf(err); err == nil || f != nil && f.Code == "consumer_tables" ||
+		!strings.Contains(err.Error(), "audited()") {
+		t.Errorf("%v", err)
+	}
+	w.exec(`ALTER FUNCTION audited SET search_path FROM CURRENT`)
+	if found, err := run(); err != nil || found.Events != 1 {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
 // TestParkedEventsAreNotErasedAtAStandby, which may not have those that were parked a moment ago.
 func TestParkedEventsAreNotErasedAtAStandby(t *testing.T) {
 	t.Parallel()
