@@ -3,48 +3,12 @@ package erase
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
-	"github.com/outflowhq/outflow/outbox"
 )
-
-// eraseCopies erases from all copies. They are looked for after the archive was rewritten, since something
-// may be restored from it meanwhile, and again at the end: one may have been made, or made again, and then
-// those that copy from it are read again as well.
-func (c *command) eraseCopies(ctx context.Context, until time.Time) error {
-	done := map[string]time.Time{} // when those were made that it was erased from
-	for {
-		if err := c.copies(ctx); err != nil {
-			return err
-		}
-		if s := c.info(c.cfg.Stream); s == nil || !s.created.Equal(c.rd.Stream.Created) {
-			return c.madeAnew()
-		}
-		first := slices.IndexFunc(c.rep.Copies, func(k Copy) bool {
-			made, is := done[k.Stream]
-			return !is || !made.Equal(c.info(k.Stream).created)
-		})
-		if first < 0 {
-			return nil
-		}
-		for _, k := range c.rep.Copies[first:] {
-			if err := c.eraseCopy(ctx, k.Stream, until); err != nil {
-				return err
-			}
-			done[k.Stream] = c.info(k.Stream).created
-		}
-	}
-}
-
-// madeAnew is the fault of a stream that is another one than when the run began.
-func (c *command) madeAnew() error {
-	return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated",
-		Message: fmt.Sprintf("stream %s was made anew while this ran", c.cfg.Stream)}
-}
 
 // heard is how much later than it was asked for a copy is to have heard of its origin, to have all: it gets a
 // heartbeat each second.

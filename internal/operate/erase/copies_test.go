@@ -33,20 +33,28 @@ type copied struct {
 	js jetstream.JetStream
 }
 
-func newCopied(t *testing.T) *copied {
+// connected returns a connection to a server of its own.
+func connected(t *testing.T) (*sink.Conn, jetstream.JetStream) {
 	t.Helper()
 	conn, err := sink.Connect(t.Context(), sink.Config{URL: natstest.Server(t).URL(), Table: "public.outbox",
 		Stream: "OUTBOX"})
 	must.Succeed(t, err)
 	t.Cleanup(conn.Close)
-	c := &copied{t: t, command: &command{log: slog.New(slog.DiscardHandler), stays: map[string][]uint64{},
-		untold: map[string]uint64{}, rep: &Report{}, l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}}
-	c.cfg.Stream, c.cfg.Subject = "OUTBOX", "outbox.{doc_id}"
-	c.doc, err = erasure.NewDocument(c.cfg, config.Resolved{Uses: map[string]config.Use{
+	js, err := conn.API().JetStream()
+	must.Succeed(t, err)
+	return conn, js
+}
+
+func newCopied(t *testing.T) *copied {
+	t.Helper()
+	conn, js := connected(t)
+	cfg := config.Config{Stream: "OUTBOX", Subject: "outbox.{doc_id}"}
+	doc, err := erasure.NewDocument(cfg, config.Resolved{Uses: map[string]config.Use{
 		"doc_id": {Role: config.InDoc}}}, "gone")
 	must.Succeed(t, err)
-	c.js, err = conn.API().JetStream()
-	must.Succeed(t, err)
+	c := &copied{t: t, js: js, command: &command{log: slog.New(slog.DiscardHandler), cfg: cfg, doc: doc,
+		stays: map[string][]uint64{}, untold: map[string]uint64{}, rep: &Report{},
+		l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}}
 	c.add(jetstream.StreamConfig{Name: "KV_outflow-OUTBOX"})
 	c.make()
 	c.rec = &erasure.Record{Created: micro(c.rd.Stream.Created), Cut: 0x1000, CutSeq: 3}

@@ -445,32 +445,3 @@ func (c *command) slots(ctx context.Context, until time.Time) (_ bool, err error
 
 // micro is a time as PostgreSQL keeps it.
 func micro(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
-
-// delete erases a message from a stream, if it is the one that was read.
-func (c *command) delete(ctx context.Context, name string, f found) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	api := c.l.NATS.API()
-	m, err := api.Message(ctx, name, jsapi.MessageRequest{Seq: f.seq})
-	if err != nil || m == nil {
-		return err
-	}
-	h, err := headerOf(m)
-	if err != nil {
-		return err
-	}
-	if m.Subject != f.subject || h.Get(outbox.HeaderName) != f.header {
-		return &outbox.Fault{Class: outbox.Gap, Code: "stream_recreated", Message: fmt.Sprintf("stream %s "+
-			"has another message at sequence %d than a moment ago: it was made anew", name, f.seq)}
-	}
-	// without no_erase the server overwrites it
-	err = api.Ask(ctx, "STREAM.MSG.DELETE."+name, map[string]uint64{"seq": f.seq}, &jsapi.Answer{})
-	if err != nil {
-		m, other := api.Message(ctx, name, jsapi.MessageRequest{Seq: f.seq})
-		if other == nil && m == nil {
-			return nil
-		}
-		return fmt.Errorf("erase message %d of stream %s: %w", f.seq, name, err)
-	}
-	return nil
-}

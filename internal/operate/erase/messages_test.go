@@ -159,12 +159,7 @@ func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 // all of them. Without one of these messages no start goes on.
 func TestWhatGapModeRemembersAmongCutsIsNotErased(t *testing.T) {
 	t.Parallel()
-	conn, err := sink.Connect(t.Context(), sink.Config{URL: natstest.Server(t).URL(), Table: "public.outbox",
-		Stream: "OUTBOX"})
-	must.Succeed(t, err)
-	t.Cleanup(conn.Close)
-	js, err := conn.API().JetStream()
-	must.Succeed(t, err)
+	conn, js := connected(t)
 	s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>", outbox.CutSubject}})
 	must.Succeed(t, err)
