@@ -107,11 +107,6 @@ func (w *world) insert(i, rows int, publish bool) {
 	must.Succeed(w.T, err)
 	ids, err := pgx.CollectRows(found, pgx.RowTo[string])
 	must.Succeed(w.T, err)
-	// Else a session counts rows that it has written up to 10 s later, which may be in the middle of a run.
-	// PostgreSQL 14 has no such function.
-	if !strings.HasPrefix(w.Conn.PgConn().ParameterStatus("server_version"), "14.") {
-		w.Exec("SELECT pg_stat_force_next_flush()")
-	}
 	for _, id := range ids {
 		w.published[id] = w.published[id] || publish
 		if !publish {
@@ -129,9 +124,13 @@ func (w *world) confirm(slot string) {
 
 func (w *world) target() postgres.Target { return postgres.Target{URL: w.URL} }
 
-// manager opens one.
+// manager opens one. What was written by then is counted: a session may do that 10 s later, which would be in
+// the middle of a run. PostgreSQL 14 has no such function.
 func (w *world) manager() *Manager {
 	w.T.Helper()
+	if !strings.HasPrefix(w.Conn.PgConn().ParameterStatus("server_version"), "14.") {
+		w.Exec("SELECT pg_stat_force_next_flush()")
+	}
 	m, err := Open(outboxdb.Within(w.T), w.target(), w.cfg, w.o)
 	must.Succeed(w.T, err)
 	w.T.Cleanup(m.Close)
