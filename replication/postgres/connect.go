@@ -198,9 +198,11 @@ func NamePrefix(slot string) string {
 	return cut(Name + slot + "/")
 }
 
-// CommandPrefix is what it begins with on those of the commands for a slot: behind it is which.
+// CommandPrefix is what it begins with on those of the commands for a slot: behind it is which, as far as
+// there is room. The colon is there in any case: without it a long slot's commands would count as outflow
+// run.
 func CommandPrefix(slot string) string {
-	return cut(Name + slot + ":")
+	return Name + slot[:min(len(slot), maxName-len(Name)-1)] + ":"
 }
 
 // maxName is how much of application_name the server keeps, in bytes.

@@ -120,6 +120,14 @@ func TestTheNameHasSlotAndHost(t *testing.T) {
 		strings.HasPrefix(got, NamePrefix("orders")) || !strings.HasPrefix(got, CommandPrefix("orders")) {
 		t.Errorf("maintain counts among those that publish: %s", got)
 	}
+	for n := range 63 {
+		slot := long[:n+1]
+		got := Target{Slot: slot, Command: "maintain"}.applicationName()
+		if len(got) > 63 || !strings.HasPrefix(got, CommandPrefix(slot)) ||
+			strings.HasPrefix(got, NamePrefix(slot)) {
+			t.Errorf("slot of %d bytes: maintain counts among those that publish: %s", n+1, got)
+		}
+	}
 	for url, want := range map[string]string{"postgres://u@h/d": NamePrefix("orders"),
 		"postgres://u@h/d?application_name=own": "own"} {
 		c, err := Target{URL: url, Slot: "orders"}.config()
