@@ -308,6 +308,9 @@ func TestAnswersThatDontCount(t *testing.T) {
 			t.Errorf("%s: taken: %+v", name, st)
 			continue
 		}
+		if test.code == "stream_moved" && st.Open == "" {
+			t.Errorf("%s: not known to be open: %v", name, err)
+		}
 		if test.code != "" {
 			wantFault(t, err, outbox.Transient, test.code)
 		} else if outbox.ClassOf(err) != outbox.Transient {

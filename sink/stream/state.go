@@ -44,7 +44,8 @@ func (s *Stream) State(ctx context.Context) (relay.StreamState, error) {
 
 // Tail is State without the list of consumers, which costs the server much where there are many. Messages may
 // be published meanwhile: where the newest one was replaced before it could be read (max_msgs_per_subject, a
-// low max_msgs), that is a fault of class Transient with code relay.CodeStreamMoved.
+// low max_msgs), that is a fault of class Transient with code relay.CodeStreamMoved, and the state says Open
+// alone.
 func (s *Stream) Tail(ctx context.Context) (relay.StreamState, error) {
 	st, _, err := s.state(ctx)
 	return st, err
@@ -55,20 +56,21 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	if err != nil || info == nil {
 		return st, 0, err
 	}
+	if f := outbox.FaultOf(info.Config.check()); f != nil && slices.Contains(opens, f.Code) {
+		st.Open = f.Message
+	}
 	newest, err := s.newest(ctx, info)
 	if err != nil {
 		return st, 0, err
 	}
 	st = relay.StreamState{
+		Open:   st.Open,
 		Exists: true, Created: info.Created, LastSeq: info.State.Last, FirstSeq: info.State.First,
 		Messages: info.State.Messages, Replicated: info.Config.Replicas > 1, Now: info.Now,
 		Restoring: info.Config.Metadata[MetadataRestoring], Restored: info.Config.Metadata[MetadataRestored],
 	}
 	// What can't be read explains nothing: then the messages are missing.
 	st.Erased, _ = outbox.ParseSequences(info.Config.Metadata[outbox.MetadataErased])
-	if f := outbox.FaultOf(info.Config.check()); f != nil && slices.Contains(opens, f.Code) {
-		st.Open = f.Message
-	}
 	if newest != nil {
 		st.NewestSeq, st.Newest, st.Cut = newest.Seq, HeaderOf(newest.Header), CutOf(newest)
 	}

@@ -396,7 +396,8 @@ func (s *Stream) Limits(ctx context.Context) (l Limits, err error) {
 	return l, nil
 }
 
-// check refuses what breaks the argument in the documentation of package sink.
+// check refuses what breaks the argument in the documentation of package sink. What opens a stream comes
+// before all else that can be changed later, so that nothing hides it.
 func (c *Config) check() error {
 	refuse := func(code, what, cure string) error {
 		return fatal(code, fmt.Sprintf("stream %s: %s", c.Name, what), cure, nil)
@@ -408,13 +409,16 @@ func (c *Config) check() error {
 	case len(c.Sources) > 0:
 		return refuse("stream_sources", "messages of other streams flow into it (sources)",
 			"Take the sources away; a stream that collects may source from this one.")
-	case c.Sealed:
-		return refuse("stream_sealed", "it is sealed", another)
 	case len(c.Subjects) != 1 || !isIngress(c.Subjects[0]):
 		return refuse("stream_subjects", fmt.Sprintf("its subjects are %q, not one private ingress such as "+
 			"_outflow.3f9a17c0.>", c.Subjects),
 			"Outflow needs a stream that nobody else publishes to: name another one and run `outflow "+
 				"init`, or set exactly one subject of that form.")
+	case c.DeleteMarkerTTL != 0:
+		return refuse("stream_delete_marker", "subject_delete_marker_ttl is set: the server itself adds "+
+			"messages to it", "Set subject_delete_marker_ttl to 0.")
+	case c.Sealed:
+		return refuse("stream_sealed", "it is sealed", another)
 	case c.Transform == nil || *c.Transform != subjectTransform{transformSource, transformDest}:
 		return refuse("stream_transform", fmt.Sprintf("its subject transform is %s, not from %s to %s",
 			c.Transform, transformSource, transformDest),
@@ -431,9 +435,6 @@ func (c *Config) check() error {
 	case c.AllowCounter:
 		return refuse("stream_counter",
 			"allow_msg_counter is set: it refuses messages with an expected sequence", another)
-	case c.DeleteMarkerTTL != 0:
-		return refuse("stream_delete_marker", "subject_delete_marker_ttl is set: the server itself adds "+
-			"messages to it", "Set subject_delete_marker_ttl to 0.")
 	}
 	return nil
 }
