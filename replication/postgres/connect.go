@@ -28,6 +28,10 @@ type Target struct {
 	// publish or stand by.
 	Command string
 
+	// Primary is a URL of the same database where it takes writes: postgres.write_url. Connect goes there if
+	// URL leads to a standby. "": it stays with that.
+	Primary string
+
 	// Pooled says that a pooler may stand in between. It takes no startup parameters, so nothing is pinned:
 	// SQL that runs over such a connection must mean the same whatever search_path is.
 	Pooled bool
@@ -101,7 +105,60 @@ func (t Target) Connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 	if err != nil {
 		return nil, connectFault(t.name(), err)
 	}
-	return conn, nil
+	if t.Primary == "" {
+		return conn, nil
+	}
+	return t.toPrimary(ctx, conn, adjust)
+}
+
+// toPrimary returns conn, or a connection to the primary if that is one to a standby. What is read there
+// decides what may be removed, so it has to be the same database for sure.
+func (t Target) toPrimary(ctx context.Context, conn *pgx.Conn, adjust []func(*pgx.ConnConfig)) (
+	_ *pgx.Conn, err error) {
+	var standby bool
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
+		Close(conn)
+		return nil, fmt.Errorf("%s: look whether it is a standby: %w", t.setting(), err)
+	}
+	if !standby {
+		return conn, nil
+	}
+	defer Close(conn)
+	there := t
+	there.Setting, there.URL, there.Primary, there.Pooled = "postgres.write_url", t.Primary, "", true
+	primary, err := there.Connect(ctx, adjust...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			Close(primary)
+		}
+	}()
+	identify := func(c *pgx.Conn) (is string) {
+		if err == nil {
+			err = c.QueryRow(ctx, `SELECT pg_catalog.concat(pg_catalog.current_database(), ' of system ',
+				s.system_identifier) FROM pg_catalog.pg_control_system() s`).Scan(&is)
+		}
+		return is
+	}
+	here, found := identify(conn), identify(primary)
+	if err != nil {
+		return nil, Fatal(err, "write_url", "Name the primary with --database", "%s is a standby, and it "+
+			"can't be told whether postgres.write_url leads to the same database", t.setting())
+	}
+	if here != found {
+		return nil, Fatal(nil, "write_url", "Point postgres.write_url at the primary of the cluster and at "+
+			"the database that postgres.url names", "postgres.write_url leads to database %s, %s to "+
+			"database %s", found, t.setting(), here)
+	}
+	return primary, nil
+}
+
+// Where says of a connection what String says of a target: it may have been led to the primary.
+func Where(conn *pgx.Conn) string {
+	c := conn.Config()
+	return fmt.Sprintf("%s@%s/%s", c.User, strings.Join(hosts(&c.Config), ","), cmp.Or(c.Database, c.User))
 }
 
 // ConnectReplication opens a connection that speaks the replication protocol beside simple queries.

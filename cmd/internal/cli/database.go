@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -22,7 +23,7 @@ type consumerDatabase struct {
 
 func (d *consumerDatabase) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&d.url, "database", "", "the database of the consumer (default "+
-		config.ConsumerDatabaseEnv+", else postgres.write_url)")
+		config.ConsumerDatabaseEnv+", else postgres.url, or postgres.write_url if that is a standby)")
 	cmd.Flags().StringVar(&d.schema, "schema", "",
 		"the schema of the consumer's tables (default that of the search_path)")
 }
@@ -46,17 +47,14 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 }
 
 // consumerTargets are the databases of consumers that --database names, or the default one: the outbox's, on
-// the primary, because a standby may not know of a consumer yet.
+// the primary if postgres.url is a standby, because that may not know of a consumer yet.
 func (a *App) consumerTargets(cfg config.Config, urls []string) (all []postgres.Target) {
 	from := "--database"
 	for _, url := range urls {
 		a.repeat = append(a.repeat, "--database="+finding.Word(config.HidePasswords(url)))
 	}
 	if len(urls) == 0 {
-		urls, from = []string{cfg.Postgres.URL}, "postgres.url"
-		if url := cfg.Postgres.WriteURL; url != "" && url != cfg.Postgres.URL {
-			urls, from = []string{url}, "postgres.write_url"
-		}
+		urls, from = []string{cfg.Postgres.URL}, consumeradmin.DefaultDatabase
 		for _, entry := range a.environ {
 			if value, ok := strings.CutPrefix(entry, config.ConsumerDatabaseEnv+"="); ok && value != "" {
 				urls, from = []string{value}, config.ConsumerDatabaseEnv
@@ -67,6 +65,9 @@ func (a *App) consumerTargets(cfg config.Config, urls []string) (all []postgres.
 	for _, url := range urls {
 		// the search_path is the role's
 		target := postgres.Target{Setting: from, URL: url, Pooled: true}
+		if from == consumeradmin.DefaultDatabase && cfg.Postgres.WriteURL != url {
+			target.Primary = cfg.Postgres.WriteURL
+		}
 		all, where = append(all, target), append(where, target.String())
 	}
 	a.where.Consumers = strings.Join(where, ", ")

@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 // TestRoundsOfMaintainAddNothingToSuggestedCommands: the databases are named once, however often it looks
@@ -63,21 +64,34 @@ func TestOnlyRunHasTheNameOfRun(t *testing.T) {
 	}
 }
 
-// TestConsumersAreLookedForOnThePrimary: postgres.url may be a standby, which is refused.
+// TestConsumersAreLookedForOnThePrimary: postgres.url may be a standby, which is refused. Where it is none,
+// postgres.write_url may be a pooler, or a role that may write ticks and read nothing.
 func TestConsumersAreLookedForOnThePrimary(t *testing.T) {
 	t.Parallel()
-	for setting, args := range map[string]config.Args{
-		"postgres.url":       {"postgres.url": "postgres://one"},
-		"postgres.write_url": {"postgres.url": "postgres://standby", "postgres.write_url": "postgres://one"},
+	const env = config.ConsumerDatabaseEnv
+	for _, c := range []struct {
+		write   string
+		environ []string
+		want    postgres.Target
+	}{
+		{"", nil, postgres.Target{Setting: "postgres.url", URL: "postgres://one"}},
+		{"postgres://two", nil, postgres.Target{Setting: "postgres.url", URL: "postgres://one",
+			Primary: "postgres://two"}},
+		{"postgres://two", []string{env + "=postgres://three"}, postgres.Target{Setting: env,
+			URL: "postgres://three"}},
 	} {
+		args := config.Args{"postgres.url": "postgres://one"}
+		if c.write != "" {
+			args["postgres.write_url"] = c.write
+		}
 		cfg, err := config.Load(args, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := &App{where: &wiring.Where{}}
-		if all := a.consumerTargets(cfg, nil); len(all) != 1 || all[0].Setting != setting ||
-			all[0].URL != "postgres://one" {
-			t.Errorf("%v", all)
+		a, want := &App{where: &wiring.Where{}, environ: c.environ}, c.want
+		want.Pooled = true
+		if all := a.consumerTargets(cfg, nil); len(all) != 1 || all[0] != want {
+			t.Errorf("%+v, want %+v", all, want)
 		}
 	}
 }

@@ -108,5 +108,5 @@ func (a *App) streamOptions(cfg config.Config, urls []string, apply bool) stream
 
 func consumerDatabases(f *pflag.FlagSet, urls *[]string) {
 	f.StringArrayVar(urls, "database", nil, "the `url` of a database of consumers, repeatable (default "+
-		config.ConsumerDatabaseEnv+", else postgres.write_url)")
+		config.ConsumerDatabaseEnv+", else postgres.url, or postgres.write_url if that is a standby)")
 }

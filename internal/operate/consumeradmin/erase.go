@@ -58,6 +58,7 @@ func eraseIn(ctx context.Context, target postgres.Target, streams []string, eras
 		return err
 	}
 	defer postgres.Close(conn)
+	from = postgres.Where(conn)
 	found.Seen = append(found.Seen, from)
 	var schemas []parkedSchema
 	if err := seeing(ctx, conn, from, func(tx pgx.Tx) error {

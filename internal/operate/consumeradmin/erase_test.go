@@ -1,9 +1,11 @@
 package consumeradmin
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -149,5 +151,42 @@ func TestParkedEventsAreNotErasedAtAStandby(t *testing.T) {
 		URL: standby.URL("postgres"), Setting: "--database"}}, false, nil, nil)
 	if f := outbox.FaultOf(err); f == nil || f.Code != "in_recovery" {
 		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+// TestTheDefaultDatabaseOfAStandbyIsThatOfThePrimary: postgres.write_url is asked then, if it is the very
+// database that postgres.url is. Elsewhere there would be no consumers, and what they need would go.
+func TestTheDefaultDatabaseOfAStandbyIsThatOfThePrimary(t *testing.T) {
+	t.Parallel()
+	primary := pgtest.Own(t, 0)
+	app, err := primary.CreateDatabase(t.Context(), "app")
+	must(t, err)
+	conn, err := pgx.Connect(t.Context(), app)
+	must(t, err)
+	_, err = conn.Exec(t.Context(), "CREATE ROLE reads LOGIN")
+	must(t, err)
+	must(t, conn.Close(t.Context()))
+	standby, err := primary.Standby(t.Context(), "standby", nil)
+	must(t, err)
+	t.Cleanup(func() { must(t, standby.Remove()) })
+	read := strings.Replace(app, fmt.Sprint(primary.Port), fmt.Sprint(standby.Port), 1)
+	role := fmt.Sprintf("postgres://reads@127.0.0.1:%d/app", primary.Port)
+	other, err := pgtest.Own(t, 0).CreateDatabase(t.Context(), "app")
+	must(t, err)
+	for name, c := range map[string]struct{ url, primary, port, code string }{
+		"the primary":       {read, app, fmt.Sprint(primary.Port), ""},
+		"as another role":   {read, role, fmt.Sprint(primary.Port), ""},
+		"no standby":        {app, other, fmt.Sprint(primary.Port), ""},
+		"another database":  {read, primary.URL("postgres"), "", "write_url"},
+		"another cluster's": {read, other, "", "write_url"},
+		"a standby again":   {read, standby.URL("app"), "", "in_recovery"},
+		"none":              {read, "", "", "in_recovery"},
+	} {
+		found, err := EraseParked(t.Context(), nil, nil, []postgres.Target{{Setting: DefaultDatabase,
+			URL: c.url, Primary: c.primary, Pooled: true}}, false, nil, nil)
+		if f := outbox.FaultOf(err); c.code != "" && (f == nil || f.Code != c.code) ||
+			c.code == "" && (err != nil || !strings.Contains(fmt.Sprint(found.Seen), ":"+c.port+"/app")) {
+			t.Errorf("%s: %v, %v", name, found.Seen, err)
+		}
 	}
 }

@@ -158,6 +158,7 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 		return nil, err
 	}
 	defer postgres.Close(conn)
+	from = postgres.Where(conn)
 	err = seeing(ctx, conn, from, func(tx pgx.Tx) error {
 		all, err = a.inSchemasOf(ctx, tx, from, created, all)
 		return err
