@@ -45,8 +45,10 @@ var stream = []Finding{
 			"([nats](nats.md#in-a-shared-account)). Starting again or removing the message does not " +
 			"help, because a message of Outflow's may be missing after it " +
 			"([why](decisions/0001-strangers-at-the-ingress.md)). The record remembers it until a " +
-			"repair has accepted it.\n\n`outflow repair` accepts the strangers' messages where they " +
-			"are, and publishes from WAL and table what they kept out.\n\n`replay` and `consumer` end " +
+			"repair has accepted it. The same holds where somebody gave the stream another subject, " +
+			"sources or delete markers while Outflow published: undo that first.\n\n`outflow repair` " +
+			"accepts the strangers' messages where they are, and publishes from WAL and table what they " +
+			"kept out.\n\n`replay` and `consumer` end " +
 			"with exit code 3 if they come across such a message: choose a range without it."},
 	{Code: "cut_home", Severity: Critical, Classes: gap,
 		Title: "The stream has a cut of another home",
