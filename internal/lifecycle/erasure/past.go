@@ -2,6 +2,7 @@ package erasure
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -154,16 +155,26 @@ const maxRemembered = 1 << 16
 // Past tells of messages whether they were erased. For a document that it has not seen it computes an HMAC
 // for each request.
 type Past struct {
-	all  []*Record
-	docs map[string][]*Record
+	q      catalog.Querier
+	system string
+	all    []*Record
+	docs   map[string][]*Record
 }
 
-// NewPast takes all requests of an outbox.
-func NewPast(all []*Record) *Past { return &Past{all: all, docs: map[string][]*Record{}} }
+// OpenPast reads all requests of an outbox, as [Read] does. It asks q for ids later.
+func OpenPast(ctx context.Context, q catalog.Querier, root catalog.Table) (*Past, error) {
+	p := &Past{q: q, docs: map[string][]*Record{}}
+	var err error
+	if p.all, err = Read(ctx, q, root); err != nil || len(p.all) == 0 {
+		return p, err
+	}
+	return p, q.QueryRow(ctx, "SELECT "+system).Scan(&p.system)
+}
 
 // Has reports whether a message of the document was erased, or is about to be: one of a stream that was made
 // at a time.
-func (p *Past) Has(doc string, created time.Time, header string, seq uint64) bool {
+func (p *Past) Has(ctx context.Context, doc string, created time.Time, header string, seq uint64) (bool,
+	error) {
 	of, known := p.docs[doc]
 	if !known && len(p.all) > 0 {
 		for _, r := range p.all {
@@ -176,10 +187,38 @@ func (p *Past) Has(doc string, created time.Time, header string, seq uint64) boo
 		}
 		p.docs[doc] = of
 	}
-	return slices.ContainsFunc(of, func(r *Record) bool {
-		if r.Cut == 0 { // not known yet
-			return !r.IsLast(header)
+	for _, r := range of {
+		if gone, err := p.gone(ctx, r, created, header, seq); gone || err != nil {
+			return gone, err
 		}
-		return r.GoesFrom(created, header, seq)
-	})
+	}
+	return false, nil
+}
+
+// gone is Has of one request. Where the database was moved to another cluster, positions before and after
+// that have nothing in common: the cut of one cluster says nothing of a message of the other, and whether the
+// message's id was noted does.
+func (p *Past) gone(ctx context.Context, r *Record, created time.Time, header string, seq uint64) (gone bool,
+	err error) {
+	cut := *r
+	if r.System != p.system {
+		cut.Cut = 0
+	}
+	switch {
+	case r.IsLast(header):
+		return false, nil
+	case r.Cut == 0: // not known yet
+		return true, nil
+	case cut.GoesFrom(created, header, seq):
+		return true, nil
+	case r.System == p.system && created.Equal(r.Created):
+		return false, nil
+	}
+	sum := outbox.HeaderIDSum(header)
+	err = p.q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+r.rows+" WHERE sum = $1::text::uuid AND slot = $2 "+
+		"AND request = $3)", hex.EncodeToString(sum[:]), r.Slot, r.Request).Scan(&gone)
+	if err != nil {
+		err = fmt.Errorf("read table %s: %w", r.rows, err)
+	}
+	return gone, err
 }

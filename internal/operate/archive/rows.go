@@ -167,7 +167,12 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 			return nil, err
 		}
 	}
-	if err := w.readErasures(ctx, cfg, a.Created()); err != nil {
+	asked, err := conns.Owner(cfg).Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer postgres.Close(asked)
+	if err := w.readErasures(ctx, asked, a.Created()); err != nil {
 		return nil, err
 	}
 	return w.rep, w.run(ctx, a)
@@ -245,26 +250,21 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 
 const byteaOID = 17
 
-// readErasures reads what must not come back.
-func (w *rowWriter) readErasures(ctx context.Context, cfg config.Config, created time.Time) error {
-	conn, err := conns.Owner(cfg).Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer postgres.Close(conn)
-	all, err := erasure.Read(ctx, conn, w.layout.Table)
-	w.erased, w.created = erasure.NewPast(all), created.UTC().Truncate(time.Microsecond)
+// readErasures reads what must not come back. The connection is asked of each message of such a document.
+func (w *rowWriter) readErasures(ctx context.Context, conn *pgx.Conn, created time.Time) (err error) {
+	w.erased, err = erasure.OpenPast(ctx, conn, w.layout.Table)
+	w.created = created.UTC().Truncate(time.Microsecond)
 	w.doc = slices.Index(w.carry.columns, w.layout.Mapping.Doc)
 	return err
 }
 
 // wasErased reports whether a message with these values is one of a document that was erased.
-func (w *rowWriter) wasErased(m *archive.Message, values []any) bool {
+func (w *rowWriter) wasErased(ctx context.Context, m *archive.Message, values []any) (bool, error) {
 	if w.doc < 0 {
-		return false
+		return false, nil
 	}
 	doc, _ := values[w.doc].(string)
-	return w.erased.Has(doc, w.created, m.Header.Get(outbox.HeaderName), m.Seq)
+	return w.erased.Has(ctx, doc, w.created, m.Header.Get(outbox.HeaderName), m.Seq)
 }
 
 // originPatience is how long another session that has the origin is waited for: one of a process that has
@@ -328,7 +328,11 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 			return nil
 		case err != nil: // what is before it is put back, and the next run may begin here
 			return cmp.Or(w.flush(ctx), err)
-		case w.wasErased(m, values):
+		}
+		switch gone, err := w.wasErased(ctx, m, values); {
+		case err != nil:
+			return err
+		case gone:
 			w.rep.Erased++
 			return nil
 		}
