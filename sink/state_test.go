@@ -363,3 +363,18 @@ func TestStateWithoutTheConsumers(t *testing.T) {
 		t.Errorf("%+v, %v, %v", st, err, ctx.Err())
 	}
 }
+
+// TestAStreamThatIsMissingInAClusterIsRecheckedAsOneOfSeveral: how many replicas it had nobody says, and
+// whoever answers may have just become the leader.
+func TestAStreamThatIsMissingInAClusterIsRecheckedAsOneOfSeveral(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short leaves out what needs three servers")
+	}
+	t.Parallel()
+	if st := state(t, connect(t, config(natstest.Server(t).URL()))); st.Exists || st.Replicated {
+		t.Errorf("at one server: %+v", st)
+	}
+	if st := state(t, connect(t, config(natstest.Cluster(t, 3).URLs()))); st.Exists || !st.Replicated {
+		t.Errorf("in a cluster: %+v", st)
+	}
+}

@@ -56,6 +56,12 @@ func New(nc *nats.Conn, prefix string) *Client {
 // NATS returns the connection.
 func (c *Client) NATS() *nats.Conn { return c.nc }
 
+// Clustered reports whether more than one server may keep a stream. With a prefix others answer than the
+// server that this connection is to, and it is not known.
+func (c *Client) Clustered() bool {
+	return c.nc.ConnectedClusterName() != "" || c.prefix != jetstream.DefaultAPIPrefix
+}
+
 // JetStream returns nats.go's view of the same JetStream.
 func (c *Client) JetStream() (jetstream.JetStream, error) {
 	return jetstream.NewWithAPIPrefix(c.nc, strings.TrimSuffix(c.prefix, "."))

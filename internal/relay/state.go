@@ -83,7 +83,7 @@ type StreamState struct {
 	NewestSeq  uint64         // sequence of the newest message that can be read, 0 if none can
 	Newest     *outbox.Header // its header; nil if there is no message or it has none of ours
 	Cut        *outbox.Cut    // what it is, if it is a cut
-	Replicated bool           // more than one replica
+	Replicated bool           // more than one replica; if there is no stream: it may have had them
 	Open       string         // what of its configuration lets others' messages in; "": nothing
 	Restoring  string         // what it is being restored from; "": it is whole
 	Restored   string         // the folder of the archive that it was restored from; "": it was not

@@ -53,8 +53,11 @@ func (s *Stream) Tail(ctx context.Context) (relay.StreamState, error) {
 
 func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int, err error) {
 	info, err := s.info(ctx)
-	if err != nil || info == nil {
+	switch {
+	case err != nil:
 		return st, 0, err
+	case info == nil: // nobody says how many replicas it had
+		return relay.StreamState{Replicated: s.api.Clustered()}, 0, nil
 	}
 	if f := outbox.FaultOf(info.Config.check()); f != nil && slices.Contains(opens, f.Code) {
 		st.Open = f.Message

@@ -257,7 +257,8 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	if s.failed == nil {
 		rep.Table = s.config.Table
 	}
-	rep.Stream.Stream, rep.Stream.Replicated = rep.Report.Stream, r.Stream.Replicated
+	rep.Stream.Stream = rep.Report.Stream
+	rep.Stream.Replicated = r.Stream.Exists && r.Stream.Replicated
 	if s.record != nil && len(s.record.Checkpoints) > 0 {
 		newest := s.record.Checkpoints[len(s.record.Checkpoints)-1]
 		rep.Checkpoint, rep.Recorded = &newest.Checkpoint, &newest.Since
