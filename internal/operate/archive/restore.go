@@ -191,17 +191,49 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 					a.Next()-1),
 				Hint: "Say which one with --folder"}
 		case a.Segments[len(a.Segments)-1].To.After(newest.Created()):
+			same, err := hasEnd(ctx, newest, a)
+			if err != nil {
+				return nil, "", err
+			}
+			if same {
+				continue
+			}
 			return nil, "", &outbox.Fault{Class: outbox.Usage, Code: "flags",
 				Message: fmt.Sprintf("folder %s has messages that were stored after the stream of the "+
 					"newest folder %s was made: two streams of this name, in two places, have one "+
-					"archive", f, name),
-				Hint: "Say which one with --folder, and give each an archive.url of its own"}
+					"archive, or the broker's clock was set back", f, name),
+				Hint: "Say which one with --folder. If there are two, give each an archive.url of its own"}
 		}
 	}
 	if newest != nil {
 		return newest, name, nil
 	}
 	return nil, "", empty(cfg)
+}
+
+// hasEnd reports whether an archive has the messages of another one's last segment under the same sequences:
+// then its stream was restored from that one, and went on, whatever the clock says of when that was.
+func hasEnd(ctx context.Context, a, of *archive.Archive) (bool, error) {
+	last := of.Segments[len(of.Segments)-1]
+	var sums [2][]byte
+	for i, a := range []*archive.Archive{a, of} {
+		sum := sha256.New()
+		if err := a.ReadRange(ctx, last.First, last.Last+1, func(m *archive.Message) error {
+			addTo(sum, *m)
+			return nil
+		}); err != nil {
+			return false, err
+		}
+		sums[i] = sum.Sum(nil)
+	}
+	return last.Readable() > 0 && bytes.Equal(sums[0], sums[1]), nil
+}
+
+// addTo adds what a restore keeps of a message.
+func addTo(sum hash.Hash, m archive.Message) {
+	m.Header, m.Time = published(m.Header), time.Time{}
+	h := m.Hash()
+	sum.Write(h[:])
 }
 
 func empty(cfg config.Config) error {
@@ -308,9 +340,7 @@ func (r *restore) whole(ctx context.Context, st relay.StreamState, done *Restore
 	archived, stored := sha256.New(), sha256.New()
 	add := func(to hash.Hash, m archive.Message) {
 		task.Add(1)
-		m.Header, m.Time = published(m.Header), time.Time{}
-		h := m.Hash()
-		to.Write(h[:])
+		addTo(to, m)
 	}
 	if err := r.a.Read(ctx, done.First, func(m *archive.Message) error {
 		add(archived, *m)

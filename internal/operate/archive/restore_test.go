@@ -355,17 +355,37 @@ func TestOfTwoStreamsInOneArchiveNoneIsChosen(t *testing.T) {
 	t.Parallel()
 	w, other := newWorld(t), newWorld(t)
 	other.cfg.Archive.URL = w.cfg.Archive.URL
+	_, err := w.js.Publish(t.Context(), "outbox.doc1", []byte("of the one place")) // at its first sequence
+	must.Succeed(t, err)
 	for n, of := range []*world{other, w} {
-		of.publish(20 - 10*n)
+		of.publish(20 - 11*n)
 		of.confirm(uint64(20 - 10*n))
 		of.mustRun(Options{Now: true})
 	}
-	_, err := w.restore(RestoreOptions{To: "PAST"})
+	_, err = w.restore(RestoreOptions{To: "PAST"})
 	w.wantFault(err, "flags")
 	r, err := w.restore(RestoreOptions{To: "PAST",
 		Folder: archive.FolderOf("OUTBOX", w.s.CachedInfo().Created)})
 	must.Succeed(t, err)
 	if r.Messages != 10 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestAStreamThatGoesOnIsNoSecondOne: it has the messages of the older folder under their sequences. That it
+// was made before they were stored, is what the broker's clock says, which was set back.
+func TestAStreamThatGoesOnIsNoSecondOne(t *testing.T) {
+	t.Parallel()
+	former, w := newWorld(t), newWorld(t)
+	former.cfg.Archive.URL = w.cfg.Archive.URL
+	for n, of := range []*world{former, w} {
+		of.publish(10 + 5*n)
+		of.confirm(uint64(10 + 5*n))
+		of.mustRun(Options{Now: true})
+	}
+	r, err := w.restore(RestoreOptions{To: "PAST"})
+	must.Succeed(t, err)
+	if r.Messages != 15 || r.Folder != archive.FolderOf("OUTBOX", w.s.CachedInfo().Created) {
 		t.Errorf("%+v", r)
 	}
 }
