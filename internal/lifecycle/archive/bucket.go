@@ -108,9 +108,15 @@ func (b *bucket) Read(ctx context.Context, name string, limit int64) (data []byt
 	if r.Size() > limit {
 		return nil, fmt.Errorf("archive: %s has %d bytes, more than %d", name, r.Size(), limit)
 	}
-	data = make([]byte, r.Size())
-	_, err = io.ReadFull(r, data)
-	return data, named(name, err)
+	// A server, or a proxy, that answers in chunks says no size.
+	got := bytes.NewBuffer(make([]byte, 0, max(r.Size(), 0)+bytes.MinRead))
+	if _, err := got.ReadFrom(io.LimitReader(r, limit+1)); err != nil {
+		return nil, named(name, err)
+	}
+	if int64(got.Len()) > limit {
+		return nil, fmt.Errorf("archive: %s has more than %d bytes", name, limit)
+	}
+	return got.Bytes(), nil
 }
 
 func (b *bucket) List(ctx context.Context, folder, behind string) (names []string, err error) {

@@ -120,6 +120,31 @@ func isAStore(t *testing.T, store Store) {
 	}
 }
 
+// TestABucketThatAnswersInChunksIsAStore: a proxy before it passes objects on as they come, and says no size.
+func TestABucketThatAnswersInChunksIsAStore(t *testing.T) {
+	credentials(t)
+	isAStore(t, bucketOf(t, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				w = sizeless{w}
+			}
+			h.ServeHTTP(w, r)
+		})
+	}))
+}
+
+type sizeless struct{ http.ResponseWriter }
+
+func (w sizeless) WriteHeader(status int) {
+	w.Header().Del("Content-Length")
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w sizeless) Write(p []byte) (int, error) {
+	w.Header().Del("Content-Length")
+	return w.ResponseWriter.Write(p)
+}
+
 // TestAStoreThatOverwritesIsRefused: the promise rests on conditional writes, which not every server has.
 func TestAStoreThatOverwritesIsRefused(t *testing.T) {
 	credentials(t)
