@@ -167,11 +167,13 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 			return nil, err
 		}
 	}
-	asked, err := conns.Owner(cfg).Connect(ctx)
-	if err != nil {
-		return nil, err
+	asked := w.conn
+	if asked == nil {
+		if asked, err = conns.Owner(cfg).Connect(ctx); err != nil {
+			return nil, err
+		}
+		defer postgres.Close(asked)
 	}
-	defer postgres.Close(asked)
 	if err := w.readErasures(ctx, asked, a.Created()); err != nil {
 		return nil, err
 	}
