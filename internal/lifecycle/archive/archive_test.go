@@ -289,6 +289,31 @@ func TestLostAndFlippedObjectsAreNamed(t *testing.T) {
 	must.Succeed(t, whole())
 }
 
+// TestARangeNeedsNoSegmentBehindIt: what is before a lost object can be read, also right before it.
+func TestARangeNeedsNoSegmentBehindIt(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	for _, to := range []uint64{100, 250} {
+		must.Succeed(t, add(t, load(t, store, nil), to))
+	}
+	a := load(t, store, nil)
+	must.Succeed(t, os.Remove(filepath.Join(dir, a.ObjectName(a.Segments[1]))))
+	for _, r := range []Range{{From: 1, To: 100}, {From: 40, To: 60}, {From: 100, To: 100}} {
+		next := r.From
+		must.Succeed(t, a.ReadRange(t.Context(), r.From, r.To+1, func(m *Message) error {
+			if m.Seq != next {
+				t.Errorf("%d, not %d", m.Seq, next)
+			}
+			next++
+			return nil
+		}))
+		if next != r.To+1 {
+			t.Errorf("it ends before %d, not behind %d", next, r.To)
+		}
+	}
+	wantFault(t, a.ReadRange(t.Context(), 1, 102, func(*Message) error { return nil }), CodeDamaged)
+}
+
 func TestTheFenceIsReachedWhereASegmentEndsAtACheckpoint(t *testing.T) {
 	t.Parallel()
 	store, _ := folderOf(t)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"slices"
 
@@ -257,38 +258,38 @@ func readLines(
 	return raw, nil
 }
 
-// ReadRange calls f with the archived messages from one sequence to below another, in order, until it returns
-// an error, which is returned. See [Archive.Read].
-func (a *Archive) ReadRange(ctx context.Context, from, below uint64, f func(*Message) error) error {
-	err := a.Read(ctx, from, func(m *Message) error {
-		if m.Seq >= below {
-			return errEnough
-		}
-		return f(m)
-	})
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
-}
-
-var errEnough = errors.New("read enough")
-
 // Read calls f with the archived messages from a sequence on, in order, until it returns an error, which is
 // returned. It ends with a fault where a segment is lost or damaged, before f sees a message of it.
 func (a *Archive) Read(ctx context.Context, from uint64, f func(*Message) error) error {
+	return a.ReadRange(ctx, from, math.MaxUint64, f)
+}
+
+// ReadRange is [Archive.Read] up to below a sequence. No segment behind it is read.
+func (a *Archive) ReadRange(ctx context.Context, from, below uint64, f func(*Message) error) error {
 	for _, m := range a.Segments {
 		if m.Last < from {
 			continue
 		}
-		if err := a.Verify(ctx, m, func(msg *Message) error {
-			if msg.Seq < from {
+		if m.First >= below {
+			break
+		}
+		err := a.Verify(ctx, m, func(msg *Message) error {
+			switch {
+			case msg.Seq < from:
 				return nil
+			case msg.Seq >= below:
+				return errEnough
 			}
 			return f(msg)
-		}); err != nil {
+		})
+		if errors.Is(err, errEnough) {
+			break
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+var errEnough = errors.New("read enough")
