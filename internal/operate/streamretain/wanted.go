@@ -22,7 +22,7 @@ func (c *command) wanted(ctx context.Context, s *stream, mayGo uint64) (to uint6
 		to = s.State.Last - keep
 	}
 	if r.Age > 0 && s.State.Messages > 0 {
-		older, err := c.olderThan(ctx, s, s.Now.Add(-r.Age))
+		older, err := c.olderThan(ctx, s, r.Age)
 		if err != nil {
 			return 0, err
 		}
@@ -38,18 +38,40 @@ func (c *command) wanted(ctx context.Context, s *stream, mayGo uint64) (to uint6
 	return to, nil
 }
 
-// olderThan finds, by halves, the newest message that was stored before a time.
-func (c *command) olderThan(ctx context.Context, s *stream, before time.Time) (found uint64, err error) {
-	for first, last := s.State.First, s.State.Last+1; first < last; {
-		mid := first + (last-first)/2
-		m, err := c.conn.API().Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: mid, Next: ">"})
-		switch {
+// olderThan is older by the broker's clock.
+func (c *command) olderThan(ctx context.Context, s *stream, age time.Duration) (uint64, error) {
+	found, err := older(s.State.First, s.State.Last, s.Now, age, func(from uint64) (*jsapi.Message, error) {
+		return c.conn.API().Message(ctx, c.cfg.Stream, jsapi.MessageRequest{Seq: from, Next: ">"})
+	})
+	if err != nil {
+		err = fmt.Errorf("stream %s: %w", c.cfg.Stream, err)
+	}
+	return found, err
+}
+
+// older finds the newest of the messages at the front of a stream that are older than age; next reads the
+// first one from a sequence on. Where the broker's clock has jumped, times do not ascend, and old ones may
+// lie behind young ones, which have to stay. So it does not begin in the middle, but looks twice as far from
+// the front each time, and goes by halves once it has found a young one: what is much further behind does not
+// count. One that is to come says nothing: the clock was ahead then, or is back now.
+func older(first, last uint64, now time.Time, age time.Duration,
+	next func(from uint64) (*jsapi.Message, error)) (found uint64, err error) {
+	step, young := uint64(0), false
+	for end := last + 1; first < end; {
+		seq := first + (end-first)/2
+		if !young {
+			seq = min(seq, first+step)
+			step = 2*step + 1
+		}
+		switch m, err := next(seq); {
 		case err != nil:
-			return 0, fmt.Errorf("stream %s: %w", c.cfg.Stream, err)
-		case m == nil || m.Seq >= last || !m.Time.Before(before):
-			last = mid
-		default:
+			return 0, err
+		case m != nil && m.Seq < end && m.Time.After(now):
+			first = m.Seq + 1
+		case m != nil && m.Seq < end && now.Sub(m.Time) > age:
 			found, first = m.Seq, m.Seq+1
+		default:
+			end, young = seq, true
 		}
 	}
 	return found, nil

@@ -239,5 +239,5 @@ func (w *world) older(than time.Time) (uint64, error) {
 	c := &command{cfg: w.cfg, conn: conn}
 	s, err := c.stream(w.t.Context())
 	must.Succeed(w.t, err)
-	return c.olderThan(w.t.Context(), s, than)
+	return c.olderThan(w.t.Context(), s, s.Now.Sub(than))
 }
