@@ -212,16 +212,21 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 }
 
 // hasEnd reports whether an archive has the messages of another one's last segment under the same sequences:
-// then its stream was restored from that one, and went on, whatever the clock says of when that was.
+// then its stream was restored from that one, and went on, whatever the clock says of when that was. What is
+// damaged tells nothing.
 func hasEnd(ctx context.Context, a, of *archive.Archive) (bool, error) {
 	last := of.Segments[len(of.Segments)-1]
 	var sums [2][]byte
 	for i, a := range []*archive.Archive{a, of} {
 		sum := sha256.New()
-		if err := a.ReadRange(ctx, last.First, last.Last+1, func(m *archive.Message) error {
+		err := a.ReadRange(ctx, last.First, last.Last+1, func(m *archive.Message) error {
 			addTo(sum, *m)
 			return nil
-		}); err != nil {
+		})
+		if f := outbox.FaultOf(err); f != nil && f.Code == archive.CodeDamaged {
+			return false, nil
+		}
+		if err != nil {
 			return false, err
 		}
 		sums[i] = sum.Sum(nil)

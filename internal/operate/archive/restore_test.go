@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -378,14 +380,20 @@ func TestAStreamThatGoesOnIsNoSecondOne(t *testing.T) {
 	t.Parallel()
 	former, w := newWorld(t), newWorld(t)
 	former.cfg.Archive.URL = w.cfg.Archive.URL
+	var object string
 	for n, of := range []*world{former, w} {
 		of.publish(10 + 5*n)
 		of.confirm(uint64(10 + 5*n))
-		of.mustRun(Options{Now: true})
+		if r := of.mustRun(Options{Now: true}); n == 0 {
+			object = r.Segments[0].Object
+		}
 	}
 	r, err := w.restore(RestoreOptions{To: "PAST"})
 	must.Succeed(t, err)
 	if r.Messages != 15 || r.Folder != archive.FolderOf("OUTBOX", w.s.CachedInfo().Created) {
 		t.Errorf("%+v", r)
 	}
+	must.Succeed(t, os.Remove(filepath.Join(strings.TrimPrefix(w.cfg.Archive.URL, "file://"), object)))
+	_, err = w.restore(RestoreOptions{To: "PAST2"})
+	w.wantFault(err, "flags")
 }
