@@ -76,7 +76,8 @@ func (r *Readings) AwaitDurable(
 
 // Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow
 // run goes on from that checkpoint, the only one. The stream must end there, with its newest message at
-// newest, and nobody may hold the slot. It opens new connections, because publishing and sink.durable_after
+// newest, and nobody may hold the slot. If the broker has lost what lies behind that, the checkpoint goes back
+// to it: then the next message says so. It opens new connections, because publishing and sink.durable_after
 // may have taken longer than a server keeps an idle connection.
 func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, cp relay.Checkpoint,
 	newest uint64) error {
@@ -97,6 +98,9 @@ func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 		rd.Stream.NewestSeq != newest:
 		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq,
 			rd.Stream.NewestSeq, cp.Seq)
+	}
+	if newest > 0 {
+		cp.Seq = newest
 	}
 	done := *rec
 	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", cp.Seq, nil, table

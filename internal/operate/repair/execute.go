@@ -142,7 +142,7 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 	s.anchor.Seq = f.Stream.LastSeq
 	s.anchor.Timeline = f.Server.History.At(s.anchor.Due)
 	rec := r.inProgress(l, f)
-	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
+	if err := r.saveAnchor(ctx, l, f, rec, s.anchor, f.Stream.NewestSeq); err != nil {
 		return err
 	}
 	// An outflow that was started before the record said so may hold the slot and publish; its next record is
@@ -158,9 +158,13 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 }
 
 // saveAnchor writes the record from which a killed repair continues: the slot is the right one, and from the
-// anchor on it brings everything that the stream lacks.
+// anchor on it brings everything that the stream lacks. What the broker has lost behind the newest message
+// lies behind the anchor: a checkpoint beyond the end would be none to go on from.
 func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record,
-	anchor relay.Checkpoint) error {
+	anchor relay.Checkpoint, newest uint64) error {
+	if newest > 0 {
+		anchor.Seq = newest
+	}
 	anchor.Tally = relay.Tally{} // what is repaired did not come through the WAL
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
@@ -243,7 +247,7 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 	s.anchor = relay.Checkpoint{
 		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
-	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
+	if err := r.saveAnchor(ctx, l, f, rec, s.anchor, rd.Stream.NewestSeq); err != nil {
 		return err
 	}
 	rd.Record = rec

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
@@ -19,7 +20,9 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/initialize"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -277,5 +280,63 @@ func TestARepairThatMakesTheSlotAnewReadsTheArchiveAsItsPlanDid(t *testing.T) {
 	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing"})
 	if err != nil || report.Published != 1 {
 		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestARepairSaysWhatTheBrokerHadLostAtTheEnd: consumers that have not read it find a hole, which is a gap if
+// no message explains it, and so does the next repair.
+func TestARepairSaysWhatTheBrokerHadLostAtTheEnd(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	for seq := uint64(18); seq <= rows; seq++ {
+		must.Succeed(t, s.DeleteMsg(ctx, seq))
+	}
+	repaired := func(published uint64) {
+		t.Helper()
+		db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+		report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing"})
+		if err != nil || report.Published != published {
+			t.Errorf("%+v, %v", report, err)
+		}
+	}
+	repaired(3)
+	m, err := s.GetMsg(ctx, rows+1)
+	must.Succeed(t, err)
+	if lost := m.Header.Get(outbox.HeaderLost); lost != "18" {
+		t.Errorf("lost from %q", lost)
+	}
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'b', 1, '{}')")
+	repaired(1)
+	// With nothing to publish the hole is left to who goes on.
+	must.Succeed(t, s.DeleteMsg(ctx, rows+4))
+	db.Exec("DELETE FROM outbox WHERE actor_id = 'b'")
+	repaired(0)
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rd, err := l.Read(ctx)
+	must.Succeed(t, err)
+	start, err := checkpoint.Resolve(l.CC, rd.Readings)
+	if err != nil || start.LostFrom() != rows+4 || start.LastSeq != rows+4 {
+		t.Errorf("%+v, %v", start, err)
+	}
+}
+
+// TestWhatARepairHadAcceptedMayBeLost: then no checkpoint says which of the stream's messages are of WAL that
+// the slot brings again.
+func TestWhatARepairHadAcceptedMayBeLost(t *testing.T) {
+	t.Parallel()
+	at := relay.Checkpoint{Due: 0x200, Seq: 110, PublishedAhead: []outbox.Position{{LSN: 0x300}}}
+	rd := backfill.Readings{}
+	rd.Record = &checkpoint.Record{Base: 110, Checkpoints: []checkpoint.StoredCheckpoint{{Checkpoint: at}}}
+	rd.Slot.Confirmed, rd.Stream.NewestSeq, rd.Stream.LastSeq = 0x200, 104, 120
+	s := &scan{}
+	if s.setAnchor(rd, true, relay.Settings{}); s.known != 0 {
+		t.Errorf("up to %d", s.known)
+	}
+	rd.Stream.NewestSeq = 120
+	if s.setAnchor(rd, true, relay.Settings{}); s.known != 110 {
+		t.Errorf("up to %d", s.known)
 	}
 }

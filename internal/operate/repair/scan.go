@@ -312,6 +312,9 @@ func (s *scan) setAnchor(rd backfill.Readings, trusted bool, settings relay.Sett
 	if rd.Stream.NewestSeq > 0 {
 		end = rd.Stream.NewestSeq
 	}
+	if s.known > end { // the broker lost it since, and with it the checkpoint that says what came ahead
+		s.known = 0
+	}
 	var from *relay.Checkpoint
 	for i := range all {
 		p := &all[i].Checkpoint

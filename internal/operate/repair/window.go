@@ -14,7 +14,7 @@ func (r *repair) makeWindow(l *backfill.Conns, s *scan) *backfill.Window {
 		Conns: l, Snapshot: s.snap,
 		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where,
 			Only: s.listed, Sorted: true},
-		Of: of, Checkpoint: s.anchor, Index: s.freeIndex(),
+		Of: of, Checkpoint: s.anchor, Newest: s.newest, Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing

@@ -87,7 +87,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	if err != nil {
 		return err
 	}
-	w, err := s.window(ctx, l, snap, cp)
+	w, err := s.window(ctx, l, snap, rd.Stream.NewestSeq, cp)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,8 @@ func (s *snapshot) checkpointAt(ctx context.Context, l *backfill.Conns, rd *back
 
 // window prepares the window to publish: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, cp relay.Checkpoint,
+	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, newest uint64,
+	cp relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
 	defer progress.Wait(ctx, "PostgreSQL looks through table "+s.rep.Table)()
@@ -299,7 +300,7 @@ func (s *snapshot) window(
 	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
 	return &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
-		Checkpoint: cp, Index: outbox.RepairedIndex,
+		Checkpoint: cp, Newest: newest, Index: outbox.RepairedIndex,
 		Wanted: func(e *relay.Event) bool { return !back.Has(e.ID) },
 		Sent:   func() { s.o.Hit("snapshot.row") },
 	}, nil
