@@ -12,6 +12,10 @@ import (
 	"github.com/outflowhq/outflow/sink/stream"
 )
 
+// atOnce is how many messages behind a hole wait for the answer whether retention has made it: with
+// max_msgs_per_subject there may be a hole before each of them.
+const atOnce = 1000
+
 // readAll calls f with all messages up to the newest one that was there at first, archive and stream as one.
 // Retention goes on meanwhile: what it takes before it is read from the stream is read from the archive, in
 // its place. Otherwise the rows of such messages would look like missing ones.
@@ -28,18 +32,30 @@ func (s *scan) readAll(ctx context.Context, rd backfill.Readings, f func(backfil
 		}
 		next = first
 		taken := false
+		var held []backfill.Message // from a hole on, which begins at next
 		err = s.l.Messages(ctx, first, rd.Stream.NewestSeq, func(m backfill.Message) error {
-			if matters && m.Seq > next && len(rd.Stream.Erased.Lacking(next, m.Seq-1)) > 0 {
-				front, err := s.front(ctx)
-				if err != nil {
+			if len(held) == 0 && (!matters || m.Seq <= next ||
+				len(rd.Stream.Erased.Lacking(next, m.Seq-1)) == 0) {
+				next = m.Seq + 1
+				return f(m)
+			}
+			if held = append(held, m); len(held) < atOnce && m.Seq < rd.Stream.NewestSeq {
+				return nil
+			}
+			front, err := s.front(ctx)
+			if err != nil {
+				return err
+			}
+			if taken = front.Seq > next; taken {
+				return jsapi.ErrStop
+			}
+			for _, m := range held {
+				if err := f(m); err != nil {
 					return err
 				}
-				if taken = front.Seq > next; taken {
-					return jsapi.ErrStop
-				}
 			}
-			next = m.Seq + 1
-			return f(m)
+			next, held = m.Seq+1, held[:0]
+			return nil
 		})
 		if err != nil || !taken {
 			return err

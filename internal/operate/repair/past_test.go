@@ -340,3 +340,28 @@ func TestWhatARepairHadAcceptedMayBeLost(t *testing.T) {
 		t.Errorf("up to %d", s.known)
 	}
 }
+
+// TestNotEachHoleIsAskedFor: with max_msgs_per_subject a stream may have as many holes as messages.
+func TestNotEachHoleIsAskedFor(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := archived(t, 1, rows)
+	for seq := uint64(2); seq < rows; seq += 2 {
+		must.Succeed(t, s.DeleteMsg(ctx, seq))
+	}
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	asked, err := nc.SubscribeSync("$JS.API.STREAM.MSG.GET.OUTBOX")
+	must.Succeed(t, err)
+	must.Succeed(t, nc.Flush())
+	report, err := Run(ctx, cfg, quiet, Options{Check: true, Where: "counter % 2 = 1"})
+	if err != nil || report.InStream != rows/2 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	must.Succeed(t, nc.Flush())
+	n, _, err := asked.Pending()
+	must.Succeed(t, err)
+	if n == 0 || n >= rows/2 {
+		t.Errorf("%d messages were asked for", n)
+	}
+}
