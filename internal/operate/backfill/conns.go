@@ -188,16 +188,20 @@ func MessageOf(seq uint64, subject string, h nats.Header, stored time.Time) Mess
 	return m
 }
 
-// Lost returns the sequences up to newest that the broker had lost, and whose events came again behind them.
-// The record has only those that a start needs.
-func (l *Conns) Lost(ctx context.Context, newest uint64) (lost outbox.Sequences, err error) {
-	err = l.Messages(ctx, 1, newest, func(m Message) error {
+// Removed is [Readings.Removed]. If it depends on them, it reads the messages that say what the broker had
+// lost: the record has only the holes that a start needs.
+func (l *Conns) Removed(ctx context.Context, rd *Readings) (uint64, error) {
+	if rd.Removed(nil) == 0 {
+		return 0, nil
+	}
+	var lost outbox.Sequences
+	err := l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m Message) error {
 		if len(m.Lost) > 0 {
 			lost = lost.With(m.Lost...)
 		}
 		return nil
 	})
-	return lost, err
+	return rd.Removed(lost), err
 }
 
 // Messages calls f with each message of the stream from sequence from to the one at to, which must exist, or

@@ -107,17 +107,14 @@ func (r *repair) checkTable(ctx context.Context, l *backfill.Conns, f *finding) 
 			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart "+
 				"and was set when they were published")
 	}
-	if r.o.Where != "" || r.cfg.Archive.URL != "" || f.Removed(nil) == 0 {
+	if r.o.Where != "" || r.cfg.Archive.URL != "" {
 		return nil
 	}
-	lost, err := l.Lost(ctx, f.Stream.NewestSeq)
-	if err != nil {
-		return err
+	n, err := l.Removed(ctx, &f.Readings)
+	if err == nil && n > 0 {
+		err = r.removedFault(n)
 	}
-	if n := f.Removed(lost); n > 0 {
-		return r.removedFault(n)
-	}
-	return nil
+	return err
 }
 
 // checkOrigin refuses a table in which other servers' rows are: they are in no message of this stream, and

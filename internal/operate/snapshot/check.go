@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -34,7 +35,7 @@ func (s *snapshot) takenOver() error {
 
 // check refuses what a snapshot must not touch, and what is left of a killed one that can't be continued.
 // Nothing has been changed by then, except that missing objects were made by Prepare.
-func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
+func (s *snapshot) check(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	if rd.Corrupt != nil {
 		return rd.Corrupt
 	}
@@ -49,7 +50,7 @@ func (s *snapshot) check(l *backfill.Conns, rd *backfill.Readings) error {
 		return err
 	}
 	if rd.Record != nil && rd.Record.Repairing == checkpoint.ForSnapshot {
-		return s.checkUnfinished(l, rd)
+		return s.checkUnfinished(ctx, l, rd)
 	}
 	return nil
 }
@@ -101,7 +102,7 @@ func (s *snapshot) checkFresh(cc checkpoint.Config, rd checkpoint.Readings) erro
 }
 
 // checkUnfinished checks what an unfinished snapshot has left.
-func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) error {
+func (s *snapshot) checkUnfinished(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	rec := rd.Record
 	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init "+
 		"--snapshot` again", s.cfg.Stream)
@@ -116,12 +117,14 @@ func (s *snapshot) checkUnfinished(l *backfill.Conns, rd *backfill.Readings) err
 	case rec.Mapping != l.Layout.Mapping:
 		return refuse("mapping_changed", "Set table and columns to what they were. "+anew,
 			"the snapshot that did not finish read table and columns otherwise")
-	case rd.Removed(nil) > 0:
-		return refuse("snapshot_removed",
+	}
+	n, err := l.Removed(ctx, rd)
+	if err == nil && n > 0 {
+		err = refuse("snapshot_removed",
 			fmt.Sprintf("Remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
 				"again: it starts over", s.cfg.Stream),
 			"%d messages of stream %s are not there any more (retention, or somebody removed them): their "+
-				"rows would be published again", rd.Removed(nil), s.cfg.Stream)
+				"rows would be published again", n, s.cfg.Stream)
 	}
-	return nil
+	return err
 }

@@ -128,7 +128,7 @@ func (s *snapshot) recorded(ctx context.Context, f func(*backfill.Conns, *backfi
 	if err != nil {
 		return err
 	}
-	if err := s.check(l, &rd); err != nil {
+	if err := s.check(ctx, l, &rd); err != nil {
 		return err
 	}
 	if err := s.begin(ctx, l, &rd); err != nil {

@@ -1,0 +1,86 @@
+package snapshot
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/initialize"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
+
+// TestAHoleThatOnlyAMessageExplainsIsNotRemoved: the broker loses the end of the stream, and later the revision
+// of the record that knew it.
+func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
+	t.Parallel()
+	db := outboxdb.New(t, pgtest.Server(t))
+	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": natstest.Server(t).URL(),
+		"slot": db.Slot, "stream": "OUTBOX", "sink.durable_after": "0s"}, nil)
+	must.Succeed(t, err)
+	log := slog.New(slog.DiscardHandler)
+	const rows = 5
+	insert := func() {
+		for n := range rows {
+			db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', $1, '{}')", n)
+		}
+	}
+	take := func(killedAt string, prepared func()) (*Report, error) {
+		ctx, kill := context.WithCancel(outboxdb.Within(t))
+		defer kill()
+		return Run(ctx, cfg, log, Options{
+			Prepare: func(ctx context.Context, fits Fits) error {
+				err := initialize.Prepare(ctx, cfg, log, func(string, ...any) {}, nil, fits)
+				prepared()
+				return err
+			},
+			Hit: func(point string) {
+				if point == killedAt {
+					kill()
+				}
+			},
+		})
+	}
+	if _, err := take("snapshot.published", insert); err == nil {
+		t.Fatal("it was not killed")
+	}
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	ctx := outboxdb.Within(t)
+	s, err := js.Stream(ctx, "OUTBOX")
+	must.Succeed(t, err)
+	must.Succeed(t, s.DeleteMsg(ctx, rows))
+	if _, err := take("snapshot.published", func() {}); err == nil {
+		t.Fatal("it was not killed")
+	}
+	l, err := backfill.Open(ctx, cfg, log)
+	must.Succeed(t, err)
+	defer l.Close()
+	rec, revision, err := l.Store.Load(ctx)
+	must.Succeed(t, err)
+	if len(rec.Holes) != 1 {
+		t.Errorf("%+v", rec.Holes)
+	}
+	older := *rec
+	older.Holes = nil
+	_, err = l.Store.Save(ctx, &older, revision)
+	must.Succeed(t, err)
+	report, err := take("", func() {})
+	if err != nil || report.Already != rows || report.Published != 0 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
