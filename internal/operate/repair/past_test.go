@@ -365,3 +365,54 @@ func TestNotEachHoleIsAskedFor(t *testing.T) {
 		t.Errorf("%d messages were asked for", n)
 	}
 }
+
+// TestAnUnfinishedRepairIsNotOverWithTheStream: it was killed before it published what is missing, and the
+// stream was put back meanwhile, with all that the record says.
+func TestAnUnfinishedRepairIsNotOverWithTheStream(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'b', 1, '{}')")
+	killed, kill := context.WithCancel(ctx)
+	looks := 0
+	_, err := Run(killed, cfg, quiet, Options{Accept: "slot_missing", past: func() {
+		if looks++; looks == 2 { // the slot is made
+			kill()
+		}
+	}})
+	if err == nil || looks != 2 {
+		t.Fatalf("%d looks, %v", looks, err)
+	}
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	info, err := s.Info(ctx)
+	must.Succeed(t, err)
+	made := info.Config
+	ingress := strings.TrimSuffix(made.Subjects[0], ">")
+	var all []*nats.Msg
+	for seq := uint64(1); seq <= rows; seq++ {
+		m, err := s.GetMsg(ctx, seq)
+		must.Succeed(t, err)
+		for name := range m.Header {
+			if strings.HasPrefix(name, "Nats-") {
+				m.Header.Del(name)
+			}
+		}
+		all = append(all, &nats.Msg{Subject: ingress + m.Subject, Header: m.Header, Data: m.Data})
+	}
+	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
+	_, err = js.CreateStream(ctx, made)
+	must.Succeed(t, err)
+	for _, m := range all {
+		_, err := js.PublishMsg(ctx, m)
+		must.Succeed(t, err)
+	}
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished"})
+	if err != nil || report.Published != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}

@@ -178,6 +178,9 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 			return r.rebuilt(ctx, l, f)
 		}
 	case "stream_recreated":
+		if f.Record.Repairing != "" {
+			break // what that repair had yet to publish is in no record
+		}
 		if rec, ok := r.adoptStream(ctx, l, f); ok {
 			return &plan{mode: modeRecord, record: rec, why: "the stream holds what the record says, up to " +
 				"a checkpoint that outflow can go on from: it was put back from a copy"}, nil
@@ -211,7 +214,7 @@ func (r *repair) chooseMode(ctx context.Context, l *backfill.Conns, f *finding) 
 // time.
 func (r *repair) adoptStream(ctx context.Context, l *backfill.Conns, f *finding) (*checkpoint.Record, bool) {
 	rec := *f.Record
-	rec.Created, rec.Repairing = f.Stream.Created, ""
+	rec.Created = f.Stream.Created
 	rd := f.Readings
 	rd.Record = &rec
 	start, err := checkpoint.Resolve(l.CC, rd.Readings)
