@@ -214,6 +214,13 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 	if f.Slot.Exists {
 		progress.Step(ctx, "dropping slot %s", r.cfg.Slot)
 	}
+	// Another repair may have finished while this one slept: then the slot alone has what was written since.
+	switch _, revision, err := l.Store.Load(ctx); {
+	case err != nil:
+		return err
+	case revision != f.Revision:
+		return fmt.Errorf("somebody else has changed the checkpoint record of slot %s", r.cfg.Slot)
+	}
 	failover, err := l.DropSlot(ctx)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -416,3 +418,44 @@ func TestAnUnfinishedRepairIsNotOverWithTheStream(t *testing.T) {
 		t.Errorf("%+v, %v", report, err)
 	}
 }
+
+// TestARepairThatWakesUpLateLeavesTheSlotAlone: it sleeps just before it would drop the slot and make it anew,
+// and another one comes to its end. What is written from then on is in the slot alone.
+func TestARepairThatWakesUpLateLeavesTheSlotAlone(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, _, db := archived(t, 1, rows)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", db.Slot)
+	confirmed := func() string {
+		return db.Text("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1",
+			db.Slot)
+	}
+	o, at := Options{Accept: "slot_ahead", NewSlot: true}, ""
+	line := progress.New(progress.Config{Stderr: until("dropping slot", func() {
+		other := o
+		other.Accept = "repair_unfinished"
+		_, err := Run(ctx, cfg, quiet, other)
+		must.Succeed(t, err)
+		at = confirmed()
+		db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'b', 1, '{}')")
+	})})
+	_, err := Run(progress.With(ctx, line), cfg, quiet, o)
+	if now := confirmed(); err != nil || at == "" || now != at {
+		t.Errorf("%v: the slot was at %q, and is at %s", err, at, now)
+	}
+}
+
+// until is a writer that calls f once, with the first text that has what.
+func until(what string, f func()) writer {
+	var once sync.Once
+	return func(b []byte) (int, error) {
+		if strings.Contains(string(b), what) {
+			once.Do(f)
+		}
+		return len(b), nil
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(b []byte) (int, error) { return w(b) }
