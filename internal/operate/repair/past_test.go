@@ -459,3 +459,28 @@ func until(what string, f func()) writer {
 type writer func([]byte) (int, error)
 
 func (w writer) Write(b []byte) (int, error) { return w(b) }
+
+// TestWhatTheStreamItselfReplacesIsPublishedOnce: with max_msgs_per_subject a row takes the place of one of the
+// same document, also within what a repair publishes.
+func TestWhatTheStreamItselfReplacesIsPublishedOnce(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	limited := s.CachedInfo().Config
+	limited.MaxMsgsPerSubject = 1
+	_, err = js.UpdateStream(ctx, limited)
+	must.Succeed(t, err)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	for n := range 3 {
+		db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('e', 'a', $1, '{}')", n)
+	}
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
+	info, _ := s.Info(ctx)
+	if err != nil || report.Published != 3 || info.State.LastSeq != rows+3 {
+		t.Errorf("%+v, %v, %+v", report, err, info.State)
+	}
+}
