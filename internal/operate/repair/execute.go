@@ -34,7 +34,7 @@ func (r *repair) attempt(ctx context.Context, confirmed *finding) error {
 		return err
 	}
 	if r.window != nil { // its acknowledgements may have been lost
-		n, err := r.window.Landed(ctx, l, rd.Stream.LastSeq)
+		n, err := r.window.Landed(ctx, l, rd.Stream.NewestSeq)
 		if err != nil {
 			return err
 		}

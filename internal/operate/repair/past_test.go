@@ -484,3 +484,33 @@ func TestWhatTheStreamItselfReplacesIsPublishedOnce(t *testing.T) {
 		t.Errorf("%+v, %v, %+v", report, err, info.State)
 	}
 }
+
+// TestTheEndMayGoBetweenTwoAttempts: what an attempt had published is counted up to the newest message, as none
+// may be at the stream's last sequence.
+func TestTheEndMayGoBetweenTwoAttempts(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	for n := range 3 {
+		db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('e', 'a', $1, '{}')", n)
+	}
+	line := progress.New(progress.Config{Stderr: until("begins again", func() {
+		must.Succeed(t, s.DeleteMsg(ctx, rows+3))
+	})})
+	n := 0
+	report, err := Run(progress.With(ctx, line), cfg, quiet, Options{Accept: "slot_missing",
+		Where: "doc_id = 'e'", sent: func() {
+			if n++; n == 3 { // the first one is acknowledged
+				must.Succeed(t, s.DeleteMsg(ctx, rows+1))
+			}
+		}})
+	if err != nil || report.Published != 3 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	m, err := s.GetMsg(ctx, rows+4)
+	must.Succeed(t, err)
+	if lost := m.Header.Get(outbox.HeaderLost); lost != strconv.Itoa(rows+3) {
+		t.Errorf("lost from %q", lost)
+	}
+}
