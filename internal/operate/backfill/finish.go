@@ -76,9 +76,9 @@ func (r *Readings) AwaitDurable(
 
 // Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow
 // run goes on from that checkpoint, the only one. The stream must end there, with its newest message at
-// newest, and nobody may hold the slot. If the broker has lost what lies behind that, the checkpoint goes back
-// to it: then the next message says so. It opens new connections, because publishing and sink.durable_after
-// may have taken longer than a server keeps an idle connection.
+// newest, and nobody may hold the slot. If the broker has lost what lies behind that, the checkpoint goes
+// back to it: then the next message says so. It opens new connections, because publishing and
+// sink.durable_after may have taken longer than a server keeps an idle connection.
 func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, cp relay.Checkpoint,
 	newest uint64) error {
 	table := l.Layout.Table.OID

@@ -147,8 +147,8 @@ func (w *Window) ReadBack(ctx context.Context) error {
 	return err
 }
 
-// Landed counts those of its messages that are in the stream up to its newest one, over other connections than
-// those that it was published by and that may have lost its acknowledgements.
+// Landed counts those of its messages that are in the stream up to its newest one, over other connections
+// than those that it was published by and that may have lost its acknowledgements.
 func (w *Window) Landed(ctx context.Context, l *Conns, newest uint64) (n uint64, err error) {
 	err = l.Messages(ctx, w.Checkpoint.Seq+1, newest, func(m Message) error {
 		h, err := outbox.ParseHeader(m.Header)

@@ -419,8 +419,8 @@ func TestAnUnfinishedRepairIsNotOverWithTheStream(t *testing.T) {
 	}
 }
 
-// TestARepairThatWakesUpLateLeavesTheSlotAlone: it sleeps just before it would drop the slot and make it anew,
-// and another one comes to its end. What is written from then on is in the slot alone.
+// TestARepairThatWakesUpLateLeavesTheSlotAlone: it sleeps just before it would drop the slot and make it
+// anew, and another one comes to its end. What is written from then on is in the slot alone.
 func TestARepairThatWakesUpLateLeavesTheSlotAlone(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, _, db := archived(t, 1, rows)
@@ -460,8 +460,8 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(b []byte) (int, error) { return w(b) }
 
-// TestWhatTheStreamItselfReplacesIsPublishedOnce: with max_msgs_per_subject a row takes the place of one of the
-// same document, also within what a repair publishes.
+// TestWhatTheStreamItselfReplacesIsPublishedOnce: with max_msgs_per_subject a row takes the place of one of
+// the same document, also within what a repair publishes.
 func TestWhatTheStreamItselfReplacesIsPublishedOnce(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, db := archived(t, 1, rows)
@@ -485,8 +485,8 @@ func TestWhatTheStreamItselfReplacesIsPublishedOnce(t *testing.T) {
 	}
 }
 
-// TestTheEndMayGoBetweenTwoAttempts: what an attempt had published is counted up to the newest message, as none
-// may be at the stream's last sequence.
+// TestTheEndMayGoBetweenTwoAttempts: what an attempt had published is counted up to the newest message. At
+// the stream's last sequence there may be none.
 func TestTheEndMayGoBetweenTwoAttempts(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, db := archived(t, 1, rows)
@@ -512,5 +512,27 @@ func TestTheEndMayGoBetweenTwoAttempts(t *testing.T) {
 	must.Succeed(t, err)
 	if lost := m.Header.Get(outbox.HeaderLost); lost != strconv.Itoa(rows+3) {
 		t.Errorf("lost from %q", lost)
+	}
+}
+
+// TestOfAServerThatWasPutBackIdsMayRepeat: it has no slot, which is what is found first, and gives ids of a
+// counter once more. By these alone its rows would count as published.
+func TestOfAServerThatWasPutBackIdsMayRepeat(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, _, db := archived(t, 1, rows)
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rec, revision, err := l.Store.Load(ctx)
+	must.Succeed(t, err)
+	rec.Publication.Seen += 1 << 30
+	_, err = l.Store.Save(ctx, rec, revision)
+	must.Succeed(t, err)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("UPDATE outbox SET doc_id = 'another' WHERE counter > 15")
+	_, err = Run(ctx, cfg, quiet, Options{Accept: "slot_missing"})
+	f := outboxdb.WantFault(t, err, outbox.Fatal, "repair_ids")
+	if !strings.Contains(f.Message, "5 rows") {
+		t.Error(f)
 	}
 }

@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
 
-// TestAHoleThatOnlyAMessageExplainsIsNotRemoved: the broker loses the end of the stream, and later the revision
-// of the record that knew it.
+// TestAHoleThatOnlyAMessageExplainsIsNotRemoved: the broker loses the end of the stream, and later the
+// revision of the record that knew it.
 func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	db := outboxdb.New(t, pgtest.Server(t))
