@@ -44,6 +44,22 @@ func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 	return append(known, checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq})
 }
 
+// End is where the stream ends for whoever publishes behind it: what the broker has lost beyond that comes
+// again, and the next message says so. What was durable once may be in no table any more, and nobody says it
+// of that.
+func (r *Readings) End() uint64 {
+	st, rec := r.Stream, r.Record
+	switch {
+	case st.NewestSeq == 0:
+		return st.LastSeq
+	case rec == nil || !rec.Created.Equal(st.Created):
+		return st.NewestSeq
+	case len(rec.Checkpoints) == 0:
+		return max(st.NewestSeq, min(rec.Base, st.LastSeq))
+	}
+	return max(st.NewestSeq, min(rec.Checkpoints[0].Seq, st.LastSeq))
+}
+
 // AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be
 // confirmed to PostgreSQL already: for after if rows were published, otherwise for what is left of it since
 // the newest message was stored. stored is zero if there is no message.
@@ -76,11 +92,11 @@ func (r *Readings) AwaitDurable(
 
 // Finish clears Repairing in the record: everything up to the checkpoint's sequence is accepted, and outflow
 // run goes on from that checkpoint, the only one. The stream must end there, with its newest message at
-// newest, and nobody may hold the slot. If the broker has lost what lies behind that, the checkpoint goes
-// back to it: then the next message says so. It opens new connections, because publishing and
-// sink.durable_after may have taken longer than a server keeps an idle connection.
+// newest, and nobody may hold the slot. The checkpoint is written with the sequence end, behind which the
+// broker may have lost messages. It opens new connections, because publishing and sink.durable_after may have
+// taken longer than a server keeps an idle connection.
 func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uint64, cp relay.Checkpoint,
-	newest uint64) error {
+	newest, end uint64) error {
 	table := l.Layout.Table.OID
 	l, err := Open(ctx, l.cfg, l.log)
 	if err != nil {
@@ -99,9 +115,7 @@ func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 		return fmt.Errorf("the stream ends at sequence %d (newest message %d), not at %d", rd.Stream.LastSeq,
 			rd.Stream.NewestSeq, cp.Seq)
 	}
-	if newest > 0 {
-		cp.Seq = newest
-	}
+	cp.Seq = end
 	done := *rec
 	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", cp.Seq, nil, table
 	done.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: cp, Since: time.Now().UTC()}}

@@ -25,8 +25,7 @@ type Window struct {
 	// From its Due on the WAL brings what follows; its Seq is the stream's last sequence before the window.
 	// What it remembers does not count.
 	Checkpoint relay.Checkpoint
-	// Newest is the stream's newest message: the broker has lost what lies between it and its last sequence.
-	Newest uint64
+	End        uint64 // of the stream, as [Readings.End] says
 
 	Wanted func(*relay.Event) bool // which rows of the query are published; nil: all
 	Sent   func()                  // called after each row that was handed to the publisher; may be nil
@@ -70,8 +69,8 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	out := &writer{pub: l.NATS.Publisher(at.Seq), lost: l.NATS.Lost()}
-	if 0 < w.Newest && w.Newest < at.Seq {
-		out.pub.AfterLoss(w.Newest + 1)
+	if w.End < at.Seq {
+		out.pub.AfterLoss(w.End + 1)
 	}
 	task := progress.Count(ctx, "publishing", "rows", int64(w.Of))
 	defer task.End()

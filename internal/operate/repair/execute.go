@@ -142,7 +142,7 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 	s.anchor.Seq = f.Stream.LastSeq
 	s.anchor.Timeline = f.Server.History.At(s.anchor.Due)
 	rec := r.inProgress(l, f)
-	if err := r.saveAnchor(ctx, l, f, rec, s.anchor, f.Stream.NewestSeq); err != nil {
+	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
 		return err
 	}
 	// An outflow that was started before the record said so may hold the slot and publish; its next record is
@@ -158,13 +158,11 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 }
 
 // saveAnchor writes the record from which a killed repair continues: the slot is the right one, and from the
-// anchor on it brings everything that the stream lacks. What the broker has lost behind the newest message
-// lies behind the anchor: a checkpoint beyond the end would be none to go on from.
+// anchor on it brings everything that the stream lacks. What the broker has lost beyond the stream's end lies
+// behind the anchor: a checkpoint there would be none to go on from.
 func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record,
-	anchor relay.Checkpoint, newest uint64) error {
-	if newest > 0 {
-		anchor.Seq = newest
-	}
+	anchor relay.Checkpoint) error {
+	anchor.Seq = f.End()
 	anchor.Tally = relay.Tally{} // what is repaired did not come through the WAL
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq
@@ -201,7 +199,7 @@ func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding,
 func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
 	rec := r.inProgress(l, f)
 	// Whatever the stream has is accepted: its positions may be of another WAL.
-	rec.Checkpoints, rec.Base = nil, max(rec.Base, f.Stream.LastSeq)
+	rec.Checkpoints, rec.Base = nil, max(rec.Base, f.End())
 	if !f.Stream.Exists {
 		return r.makeStream(ctx, l, f, rec)
 	}
@@ -254,7 +252,8 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 	s.anchor = relay.Checkpoint{
 		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
-	if err := r.saveAnchor(ctx, l, f, rec, s.anchor, rd.Stream.NewestSeq); err != nil {
+	f.Stream.NewestSeq, f.Stream.LastSeq = rd.Stream.NewestSeq, rd.Stream.LastSeq // its end may be lost since
+	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
 		return err
 	}
 	rd.Record = rec
@@ -271,7 +270,7 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	if err := r.forgetErased(ctx, l, f, s); err != nil {
 		return err
 	}
-	w := r.makeWindow(l, s)
+	w := r.makeWindow(l, s, f.End())
 	if w.Of > 0 {
 		progress.Step(ctx, "publishing %d events", w.Of)
 	}
@@ -290,12 +289,12 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	if err != nil {
 		return err
 	}
-	newest := s.newest
+	newest, end := s.newest, f.End()
 	after := w.After()
 	if published > 0 {
-		newest = after.Seq
+		newest, end = after.Seq, after.Seq
 	}
-	if err := l.Finish(ctx, rec, f.Revision, after, newest); err != nil {
+	if err := l.Finish(ctx, rec, f.Revision, after, newest, end); err != nil {
 		return err
 	}
 	r.rep.done(r.landed + published)

@@ -8,13 +8,13 @@ import (
 )
 
 // makeWindow makes the window that the missing rows are published as.
-func (r *repair) makeWindow(l *backfill.Conns, s *scan) *backfill.Window {
+func (r *repair) makeWindow(l *backfill.Conns, s *scan, end uint64) *backfill.Window {
 	of := s.counts[missing]
 	return &backfill.Window{
 		Conns: l, Snapshot: s.snap,
 		Query: tablesnapshot.Query{Mapping: l.Layout.Mapping, ID: l.Layout.ID, Where: r.o.Where,
 			Only: s.listed, Sorted: true},
-		Of: of, Checkpoint: s.anchor, Newest: s.newest, Index: s.freeIndex(),
+		Of: of, Checkpoint: s.anchor, End: end, Index: s.freeIndex(),
 		Wanted: func(e *relay.Event) bool {
 			f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, e.ID)))]
 			return ok && f == missing

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,7 +88,7 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	if err != nil {
 		return err
 	}
-	w, err := s.window(ctx, l, snap, rd.Stream.NewestSeq, cp)
+	w, err := s.window(ctx, l, snap, cmp.Or(rd.Stream.NewestSeq, cp.Seq), cp)
 	if err != nil {
 		return err
 	}
@@ -105,9 +106,9 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 		progress.Step(ctx, "%d rows: published in %.1f s, sequences %d to %d; reading them back", published,
 			s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
-	last := rd.Stream.NewestSeq
+	last, end := rd.Stream.NewestSeq, cmp.Or(rd.Stream.NewestSeq, cp.Seq)
 	if cp = w.After(); published > 0 {
-		last = cp.Seq
+		last, end = cp.Seq, cp.Seq
 	}
 	if err := w.ReadBack(ctx); err != nil {
 		return err
@@ -117,14 +118,14 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 		return err
 	}
 	s.o.Hit("snapshot.durable")
-	return s.finish(ctx, l, rd, cp, last)
+	return s.finish(ctx, l, rd, cp, last, end)
 }
 
 // finish records that the snapshot is complete: outflow run goes on from the checkpoint, behind the stream's
 // newest message.
 func (s *snapshot) finish(ctx context.Context, l *backfill.Conns, rd *backfill.Readings,
-	cp relay.Checkpoint, newest uint64) error {
-	err := l.Finish(ctx, rd.Record, rd.Revision, cp, newest)
+	cp relay.Checkpoint, newest, end uint64) error {
+	err := l.Finish(ctx, rd.Record, rd.Revision, cp, newest, end)
 	if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Gap { // the next attempt makes the slot anew
 		err = fmt.Errorf("somebody else changed what was made: %s", f.Message)
 	}
@@ -252,7 +253,7 @@ func (s *snapshot) checkpointAt(ctx context.Context, l *backfill.Conns, rd *back
 
 // window prepares the window to publish: the rows of the snapshot that the stream does not have.
 func (s *snapshot) window(
-	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, newest uint64,
+	ctx context.Context, l *backfill.Conns, snap *tablesnapshot.Snapshot, end uint64,
 	cp relay.Checkpoint,
 ) (*backfill.Window, error) {
 	id := l.Layout.ID
@@ -300,7 +301,7 @@ func (s *snapshot) window(
 	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
 	return &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
-		Checkpoint: cp, Newest: newest, Index: outbox.RepairedIndex,
+		Checkpoint: cp, End: end, Index: outbox.RepairedIndex,
 		Wanted: func(e *relay.Event) bool { return !back.Has(e.ID) },
 		Sent:   func() { s.o.Hit("snapshot.row") },
 	}, nil
