@@ -27,12 +27,13 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	if cp.Settings.ByGap() {
 		return nil, r.inGapMode(f)
 	}
+	var holes []checkpoint.Range
 	why, err := r.locate(ctx, l, f, &cp)
 	if err == nil && cp.Settings.ByGap() {
 		return nil, r.inGapMode(f)
 	}
 	if err == nil && why == "" {
-		why, err = r.compareWithWAL(ctx, l, f, cp)
+		holes, why, err = r.compareWithWAL(ctx, l, f, cp)
 	}
 	if err != nil {
 		return nil, err
@@ -49,6 +50,7 @@ func (r *repair) rebuild(ctx context.Context, l *backfill.Conns, f *finding) (*p
 		}
 	}
 	rec := l.NewRecord(f.Readings)
+	rec.Holes = holes
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: cp, Since: time.Now().UTC()}}
 	rd := f.Readings
 	rd.Record = rec
@@ -193,19 +195,20 @@ func (r *repair) locateFrom(ctx context.Context, l *backfill.Conns, f *finding, 
 var errCompared = errors.New("compared")
 
 // compareWithWAL makes the messages behind the checkpoint from the WAL and compares them with those in the
-// stream. why says how they differ.
+// stream. why says how they differ. holes are sequences that the broker had lost, and whose events follow.
 func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *finding,
-	cp relay.Checkpoint) (why string, err error) {
+	cp relay.Checkpoint) (holes []checkpoint.Range, why string, err error) {
 	end := f.Stream.NewestSeq
 	if cp.Seq >= end {
-		return "", nil
+		return nil, "", nil
 	}
 	// The stream is read by a goroutine of its own: both sides are long and come in order.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type read struct {
-		seq uint64
-		h   outbox.Header
+		seq  uint64
+		h    outbox.Header
+		lost outbox.Sequences
 	}
 	messages, ended := make(chan read, 256), make(chan error, 1)
 	go func() {
@@ -217,7 +220,7 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 				return err
 			}
 			select {
-			case messages <- read{m.Seq, h}:
+			case messages <- read{m.Seq, h, m.Lost}:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -235,6 +238,10 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 					return errCompared
 				}
 			}
+			if next.lost.Has(seq) {
+				holes = append(holes, checkpoint.Range{From: seq, To: next.seq - 1})
+				seq = next.seq
+			}
 			if next.seq == seq && !next.h.Same(h) {
 				why = fmt.Sprintf("its message %d is %v, the WAL behind %v makes %v", seq, &next.h, cp.Due,
 					h)
@@ -249,12 +256,12 @@ func (r *repair) compareWithWAL(ctx context.Context, l *backfill.Conns, f *findi
 	readErr := <-ended
 	switch {
 	case errors.Is(err, errCompared) && (seq == end || why != ""):
-		return why, nil
+		return holes, why, nil
 	case errors.Is(err, errCompared):
-		return "", fmt.Errorf("compare stream and WAL: %w", readErr)
+		return nil, "", fmt.Errorf("compare stream and WAL: %w", readErr)
 	case err != nil:
-		return "", err
+		return nil, "", err
 	}
-	return fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", cp.Due, seq-cp.Seq,
+	return nil, fmt.Sprintf("the WAL behind %v makes %d messages, the stream has %d", cp.Due, seq-cp.Seq,
 		end-cp.Seq), nil
 }

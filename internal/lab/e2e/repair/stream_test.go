@@ -220,3 +220,29 @@ func copyOutbox(t *testing.T, f *harness.Installation, url string) {
 	}
 	harness.Must(t, rows.Err())
 }
+
+// TestARecordIsRebuiltBehindALostEnd: the broker lost the end of the stream, its events came again, and then
+// the record is lost. The message behind the hole says what is missing, so the WAL makes what is there.
+func TestARecordIsRebuiltBehindALostEnd(t *testing.T) {
+	harness.SkipIfShort(t)
+	t.Parallel()
+	const lost = 5
+	ns := natstest.Server(t)
+	f := unconfirmed(t, ns.URL(), "lost_end_record")
+	f.Set("SINK_DURABLE_AFTER=1h")
+	s, err := f.JS.Stream(t.Context(), f.Stream)
+	harness.Must(t, err)
+	for seq := before; seq > before-lost; seq-- {
+		harness.Must(t, s.DeleteMsg(t.Context(), uint64(seq)))
+	}
+	f.Start()
+	harness.AwaitMessages(t, f.JS, f.Stream, before+lost)
+	f.MustStop(t)
+	harness.AwaitSlotFree(t, f.Conn, f.Slot)
+	f.DeleteRecord(t)
+	f.MustRun("repair", "--accept", "record_missing")
+	f.Start()
+	harness.Insert(t, f.Conn, "after", 1, "{}")
+	f.AwaitComplete(t, ns.URL(), 0)
+	f.MustStop(t)
+}
