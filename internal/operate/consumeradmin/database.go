@@ -190,9 +190,11 @@ func seeing(ctx context.Context, conn *pgx.Conn, from string, do func(tx pgx.Tx)
 
 // seeAll makes sure that a transaction sees all rows that were committed: a policy that hides some is an
 // error, an operator of somebody else hides none, and no standby is asked. What is not seen is not waited
-// for, and not erased.
+// for, and not erased. Where an error was, PostgreSQL says without the statement's values, which may be
+// documents: so that it was in a trigger or another function, if it says anything.
 func seeAll(ctx context.Context, tx pgx.Tx, from string) error {
-	const all = "SET LOCAL row_security = off; SET LOCAL search_path = pg_catalog, pg_temp"
+	const all = "SET LOCAL row_security = off; SET LOCAL search_path = pg_catalog, pg_temp; " +
+		"SET LOCAL log_parameter_max_length_on_error = 0"
 	if _, err := tx.Exec(ctx, all); err != nil {
 		return fmt.Errorf("%s: see all rows: %w", from, err)
 	}
@@ -281,21 +283,22 @@ func (d *database) remove(ctx context.Context, tx pgx.Tx, name string) error {
 // failed explains an error of the database.
 func (d *database) failed(doing string, err error) error {
 	var e *pgconn.PgError
-	if errors.As(err, &e) && e.Where != "" { // a trigger of the owner
-		return fmt.Errorf("%s: %s: %w: %s", d.from, doing, err, e.Where)
+	where := ""
+	if errors.As(err, &e) && e.Where != "" { // a trigger of the owner, see seeAll
+		where = ": " + e.Where
 	}
-	if errors.As(err, &e) && (e.Code == "42703" || e.Code == "42P01") {
+	if where == "" && e != nil && (e.Code == "42703" || e.Code == "42P01") {
 		return &outbox.Fault{Class: outbox.Fatal, Code: "consumer_tables", Err: err,
 			Message: fmt.Sprintf("%s: the consumers' tables are those of another version", d.from),
 			Hint:    "A consumer brings them up to date when it starts: start one that has this version"}
 	}
-	if errors.As(err, &e) && e.Code == "42501" {
+	if e != nil && e.Code == "42501" {
 		return &outbox.Fault{Class: outbox.Fatal, Code: "no_right", Err: err,
-			Message: fmt.Sprintf("%s: %s", d.from, doing),
+			Message: fmt.Sprintf("%s: %s%s", d.from, doing, where),
 			Hint: "Connect as the consumer's role, or as one that may SELECT, UPDATE and DELETE in its " +
 				"tables"}
 	}
-	return fmt.Errorf("%s: %s: %w", d.from, doing, err)
+	return fmt.Errorf("%s: %s: %w%s", d.from, doing, err, where)
 }
 
 // missingTable reports whether a table does not exist.

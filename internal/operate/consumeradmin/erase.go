@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 
 	"github.com/outflowhq/outflow/consumer"
@@ -78,7 +80,9 @@ func eraseIn(ctx context.Context, target postgres.Target, streams []string, eras
 		}
 		d := &database{conn: conn, schema: s.name, from: from}
 		err := d.eraseFrom(ctx, streams, erase, is, hit, found, names)
-		if f := outbox.FaultOf(err); f != nil && f.Code == "no_right" && target.Setting == DefaultDatabase {
+		var e *pgconn.PgError
+		if f := outbox.FaultOf(err); f != nil && f.Code == "no_right" && target.Setting == DefaultDatabase &&
+			errors.As(err, &e) && e.Where == "" { // and no trigger lacks one
 			found.Unseen = append(found.Unseen, fmt.Sprintf("%s, schema %s: the role may not look into it: "+
 				"give the database with --database, as a role that may", from, s.name))
 			continue

@@ -101,6 +101,13 @@ func TestParkedEventsThatAreHiddenAreNotPassedOver(t *testing.T) {
 		!strings.Contains(found.Unseen[0], "the role may not look into it") {
 		t.Errorf("in the default database: %+v, %v", found, err)
 	}
+	// With this PostgreSQL says of each error where it was, and with what values.
+	target.URL += " log_parameter_max_length_on_error=-1"
+	role, _, _ := strings.Cut(target.String(), "@")
+	w.exec(`REVOKE SELECT ON outflow_consumer FROM ` + role)
+	if found, err = find(target, true); err != nil || len(found.Unseen) != 1 {
+		t.Errorf("where PostgreSQL logs values: %+v, %v", found, err)
+	}
 	shadowed := w.shadowed()
 	for _, erase := range []bool{false, true} {
 		if found, err := find(shadowed, erase); err != nil || found.Events != 1 {
