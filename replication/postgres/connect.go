@@ -143,6 +143,10 @@ func (t Target) toPrimary(ctx context.Context, conn *pgx.Conn, adjust []func(*pg
 		return is
 	}
 	here, found := identify(conn), identify(primary)
+	if err != nil && SQLState(err) != StateInsufficientPrivilege {
+		return nil, fmt.Errorf("ask whether %s and postgres.write_url lead to the same database: %w",
+			t.setting(), err)
+	}
 	if err != nil {
 		return nil, Fatal(err, "write_url", "Name the primary with --database", "%s is a standby, and it "+
 			"can't be told whether postgres.write_url leads to the same database", t.setting())

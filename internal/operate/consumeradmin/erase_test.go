@@ -1,11 +1,13 @@
 package consumeradmin
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -194,6 +196,32 @@ func TestTheDefaultDatabaseOfAStandbyIsThatOfThePrimary(t *testing.T) {
 		if f := outbox.FaultOf(err); c.code != "" && (f == nil || f.Code != c.code) ||
 			c.code == "" && (err != nil || !strings.Contains(fmt.Sprint(found.Seen), ":"+c.port+"/app")) {
 			t.Errorf("%s: %v, %v", name, found.Seen, err)
+		}
+	}
+	conn, err = pgx.Connect(t.Context(), app)
+	must(t, err)
+	_, err = conn.Exec(t.Context(), "REVOKE EXECUTE ON FUNCTION pg_control_system FROM PUBLIC")
+	must(t, err)
+	must(t, conn.Close(t.Context()))
+	// What can't be asked now is no setting that is wrong; where nobody may ask, another one is needed.
+	for code, adjust := range map[string]func(*pgx.ConnConfig, context.CancelFunc){
+		"": func(c *pgx.ConnConfig, cancel context.CancelFunc) {
+			c.AfterConnect = func(context.Context, *pgconn.PgConn) error { cancel(); return nil }
+		},
+		"write_url": func(c *pgx.ConnConfig, _ context.CancelFunc) {
+			c.RuntimeParams["role"] = "reads"
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		target := postgres.Target{URL: read, Primary: app, Pooled: true}
+		_, err := target.Connect(ctx, func(c *pgx.ConnConfig) {
+			if c.Port == uint16(primary.Port) {
+				adjust(c, cancel)
+			}
+		})
+		cancel()
+		if f := outbox.FaultOf(err); err == nil || (f != nil) != (code != "") || f != nil && f.Code != code {
+			t.Errorf("%q: %v", code, err)
 		}
 	}
 }
