@@ -14,7 +14,6 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/outbox"
-	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // replayed is the name of the stream in which consumers find what is replayed to them.
@@ -133,22 +132,10 @@ func (c *command) eraseCopy(ctx context.Context, name string, until time.Time) e
 	if err := c.note(ctx, all); err != nil {
 		return err
 	}
-	if c.ours(c.info(name).restored) { // and a consumer may read it
-		ask, cancel := context.WithTimeout(ctx, askTimeout)
-		err := stream.New(c.l.NATS.API(), name, c.log).NoteErased(ask, sequences(all))
-		cancel()
-		if f := outbox.FaultOf(err); err != nil && (f == nil || f.Code != "erase_room") {
-			return err
-		}
-	}
 	task := progress.Count(ctx, "erasing from stream "+name, "messages", int64(len(all)))
 	defer task.End()
-	for _, f := range all {
-		if err := c.delete(ctx, name, f); err != nil {
-			return err
-		}
-		task.Add(1)
-		c.o.Hit("erase.copy")
+	if err := c.deleteNoted(ctx, name, all, "erase.copy", func() { task.Add(1) }); err != nil {
+		return err
 	}
 	if c.rec.Copies[name] > 0 {
 		_, err = c.replicas(ctx, name, until, true)

@@ -252,33 +252,40 @@ func TestAnErasureWaitsForWhatItErasedFromThisStream(t *testing.T) {
 }
 
 // TestANoteThatSomebodyElseTookAwayIsThereAgain: the lock of an erasure is in its database, and not all that
-// changes a stream's metadata takes it.
+// changes a stream's metadata takes it. Consumers read what was restored as well.
 func TestANoteThatSomebodyElseTookAwayIsThereAgain(t *testing.T) {
 	t.Parallel()
 	c := newCopied(t)
-	for range 3 {
-		c.publish("_outflow.1.", "gone", 0x100)
-	}
-	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
-	found, err := c.find(t.Context(), "OUTBOX", 3, asItIs, c.inStream)
-	must.Succeed(t, err)
-	s, err := c.js.Stream(t.Context(), "OUTBOX")
-	must.Succeed(t, err)
-	config := s.CachedInfo().Config
-	config.Metadata[outbox.MetadataErased] = "3"
-	c.o.Hit = func(point string) {
-		if point == "erase.noted" {
-			_, err := c.js.UpdateStream(t.Context(), config)
-			must.Succeed(t, err)
+	c.add(jetstream.StreamConfig{Name: "RESTORED", Subjects: []string{"_outflow.2.>"},
+		SubjectTransform: &jetstream.SubjectTransformConfig{Source: "_outflow.*.>", Destination: ">"},
+		Metadata: map[string]string{stream.MetadataRestored: archive.FolderOf("OUTBOX",
+			c.rd.Stream.Created)}})
+	must.Succeed(t, c.listStreams(t.Context()))
+	for name, of := range map[string]struct{ ingress, point string }{
+		"OUTBOX": {"_outflow.1.", "erase.noted"}, "RESTORED": {"_outflow.2.", "erase.copy"}} {
+		for range 3 {
+			c.publish(of.ingress, "gone", 0x100)
 		}
+		found, err := c.find(t.Context(), name, 3, asItIs, c.inStream)
+		must.Succeed(t, err)
+		s, err := c.js.Stream(t.Context(), name)
+		must.Succeed(t, err)
+		config := s.CachedInfo().Config
+		config.Metadata[outbox.MetadataErased] = "3"
+		c.o.Hit = func(at string) {
+			if at == of.point {
+				_, err := c.js.UpdateStream(t.Context(), config)
+				must.Succeed(t, err)
+			}
+		}
+		must.Succeed(t, c.deleteNoted(t.Context(), name, found[:2], "erase.copy", func() {}))
+		noted, _, err := stream.New(c.l.NATS.API(), name, c.log).Erased(t.Context())
+		must.Succeed(t, err)
+		if noted.String() != "1+2" {
+			t.Errorf("in stream %s noted is %q", name, noted)
+		}
+		c.has(name, 1)
 	}
-	must.Succeed(t, c.deleteNoted(t.Context(), found[:2]))
-	noted, _, err := c.stream.Erased(t.Context())
-	must.Succeed(t, err)
-	if noted.String() != "1+2" {
-		t.Errorf("noted is %q", noted)
-	}
-	c.has("OUTBOX", 1)
 }
 
 // TestACopyThatDoesNotHaveAllIsWaitedFor: what it is to have still comes after it was looked through.

@@ -12,6 +12,7 @@ import (
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/sink/stream"
 )
 
 // batch is how many messages are noted as erased before they are: so many a run that is killed may leave.
@@ -151,30 +152,43 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 		return err
 	}
 	c.o.Hit("erase.saved")
-	return c.deleteNoted(ctx, all)
+	return c.deleteNoted(ctx, c.cfg.Stream, all, "erase.message", func() {})
 }
 
-// deleteNoted deletes messages of the stream whose sequences it has noted there. A server changes a stream's
+// deleteNoted deletes messages of a stream whose sequences it has noted there. A server changes a stream's
 // metadata as a whole, whatever they have become since they were read. Whoever else was about to change them
 // may have taken the note away, so afterwards it is looked whether it is there.
-func (c *command) deleteNoted(ctx context.Context, all []found) error {
-	if err := c.noteErased(ctx, all); err != nil {
+func (c *command) deleteNoted(ctx context.Context, name string, all []found, point string,
+	each func()) error {
+	if err := c.noteErased(ctx, name, all); err != nil {
 		return err
 	}
-	c.o.Hit("erase.noted")
+	if name == c.cfg.Stream {
+		c.o.Hit("erase.noted")
+	}
 	for _, f := range all {
-		if err := c.delete(ctx, c.cfg.Stream, f); err != nil {
+		if err := c.delete(ctx, name, f); err != nil {
 			return err
 		}
-		c.o.Hit("erase.message")
+		each()
+		c.o.Hit(point)
 	}
-	return c.noteErased(ctx, all)
+	return c.noteErased(ctx, name, all)
 }
 
-func (c *command) noteErased(ctx context.Context, all []found) error {
+// noteErased notes what is erased where consumers read: in the stream, and in what was restored of it.
+func (c *command) noteErased(ctx context.Context, name string, all []found) error {
+	own := name == c.cfg.Stream
+	if !own && !c.ours(c.info(name).restored) || len(all) == 0 {
+		return nil
+	}
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	return c.stream.NoteErased(ask, sequences(all))
+	err := stream.New(c.l.NATS.API(), name, c.log).NoteErased(ask, sequences(all))
+	if f := outbox.FaultOf(err); !own && f != nil && f.Code == "erase_room" {
+		return nil
+	}
+	return err
 }
 
 // note notes the ids of messages, so that their rows are known when they come back.
