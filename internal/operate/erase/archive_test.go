@@ -79,7 +79,7 @@ func TestWhatACertificateSaysOfTheArchive(t *testing.T) {
 
 // TestACertificateNamesWhatTheStreamLostAndNoArchiveHas: also what was lost before it could be archived and
 // the archive goes on behind, and what goes while the erasure waits. What the archive has that the stream was
-// restored from is reached.
+// restored from is reached, but for that of a stream of another name.
 func TestACertificateNamesWhatTheStreamLostAndNoArchiveHas(t *testing.T) {
 	t.Parallel()
 	c := newCopied(t)
@@ -132,8 +132,15 @@ func TestACertificateNamesWhatTheStreamLostAndNoArchiveHas(t *testing.T) {
 	archived(before, 1, 4)
 	says("1+1") // that one had other messages
 	config := s.CachedInfo().Config
-	config.Metadata = map[string]string{stream.MetadataRestored: before}
-	_, err = c.js.UpdateStream(t.Context(), config)
-	must.Succeed(t, err)
-	says("1")
+	another := archive.FolderOf("ANOTHER", c.rd.Stream.Created.Add(-time.Hour))
+	for _, from := range []struct{ folder, lost string }{{before, "1"}, {another, "1+1"}} {
+		config.Metadata = map[string]string{stream.MetadataRestored: from.folder}
+		_, err = c.js.UpdateStream(t.Context(), config)
+		must.Succeed(t, err)
+		says(from.lost)
+		said := strings.Contains(strings.Join(c.rep.NotReached, "\n"), "folder "+from.folder)
+		if said != (from.folder == another) {
+			t.Errorf("restored from %s: %q", from.folder, c.rep.NotReached)
+		}
+	}
 }

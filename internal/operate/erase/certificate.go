@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -180,6 +181,11 @@ func (c *command) limits() {
 		add("%d messages, from %d to %d, which are gone from the stream, and which the archive lacks: if "+
 			"another one has them, as of a volume that is not mounted, run it again with that one, and the "+
 			"same request", c.nowhere.Count(), c.nowhere[0].From, c.nowhere[n-1].To)
+	}
+	if of, _, ok := archive.StreamOf(c.rd.Stream.Restored); ok && of != c.cfg.Stream {
+		add("folder %s of the archive of stream %s, from which stream %s was restored: erase the document "+
+			"with the settings of that one, or remove the folder if nobody needs it", c.rd.Stream.Restored,
+			of, c.cfg.Stream)
 	}
 	for _, name := range c.leftovers {
 		add("object %s of the archive, which a run left that was killed before the stream was made again: "+
