@@ -42,7 +42,7 @@ func (d *consumerDatabase) connect(ctx context.Context, a *App, cfg config.Confi
 	defer cancel()
 	defer progress.Wait(ctx, "waiting for the consumer's database: "+target.String())()
 	return target.Connect(ctx, func(c *pgx.ConnConfig) {
-		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+		c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	})
 }
 

@@ -77,7 +77,10 @@ func (w *world) publish(js jetstream.JetStream, subject string, n int) {
 
 func (w *world) connect() *pgx.Conn {
 	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.url)
+	c, err := pgx.ParseConfig(w.url)
+	must(w.t, err)
+	c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // as the commands do
+	conn, err := pgx.ConnectConfig(w.t.Context(), c)
 	must(w.t, err)
 	w.t.Cleanup(func() { conn.Close(context.Background()) }) //nolint:errcheck // the test is over
 	return conn

@@ -54,7 +54,7 @@ func eraseIn(ctx context.Context, target postgres.Target, streams []string, eras
 	from := target.String()
 	defer progress.Wait(ctx, "waiting for the consumers' database: "+from)()
 	conn, err := target.Connect(ctx, func(c *pgx.ConnConfig) {
-		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+		c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	})
 	if err != nil {
 		return err

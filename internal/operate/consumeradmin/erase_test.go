@@ -149,6 +149,29 @@ func TestATriggerOnParkedEventsThatFailsIsNamed(t *testing.T) {
 	}
 }
 
+// TestNoStatementIsLeftInASession: a pooler gives a session to others between two transactions, who may have
+// statements of the same name, and another one to us, which does not have ours.
+func TestNoStatementIsLeftInASession(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at,
+			position, event_id, cause)
+		VALUES ('texts', 'd', 1, 'live', 5, 'gone', '{"Outflow": ["v=1"]}', 'x', now(), '5-0', '', 'poison')`)
+	w.exec(`CREATE TABLE public.left_behind AS SELECT statement FROM pg_prepared_statements LIMIT 0`)
+	w.exec(`CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN
+		INSERT INTO public.left_behind SELECT statement FROM pg_prepared_statements; RETURN OLD; END'`)
+	w.exec(`CREATE TRIGGER look BEFORE DELETE ON outflow_parked FOR EACH ROW EXECUTE FUNCTION look()`)
+	in := []postgres.Target{{Pooled: true, URL: w.url}}
+	found, err := EraseParked(t.Context(), w.API, []string{"OUTBOX"}, in, true,
+		func(*erasure.Parked) bool { return true }, func() {})
+	must(t, err)
+	var left int
+	must(t, w.DB.QueryRow(t.Context(), "SELECT count(*) FROM public.left_behind").Scan(&left))
+	if found.Events != 1 || left > 0 {
+		t.Errorf("%+v, %d statements", found, left)
+	}
+}
+
 // TestParkedEventsAreNotErasedAtAStandby, which may not have those that were parked a moment ago.
 func TestParkedEventsAreNotErasedAtAStandby(t *testing.T) {
 	t.Parallel()

@@ -152,7 +152,7 @@ func (a *Admin) inDatabaseOf(ctx context.Context, target postgres.Target, create
 	defer cancel()
 	defer progress.Wait(ctx, "waiting for the consumers' database: "+from)()
 	conn, err := target.Connect(ctx, func(c *pgx.ConnConfig) {
-		c.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+		c.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	})
 	if err != nil {
 		return nil, err
