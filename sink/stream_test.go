@@ -152,6 +152,14 @@ func TestLargestMessageIsTaken(t *testing.T) {
 	mustPublish(t, c.Publisher(0), []given{g})
 }
 
+// An erasure that notes its messages, or an operator, may have read the configuration before.
+func TestAnIngressThatSomebodyPutBackIsNotNew(t *testing.T) {
+	t.Parallel()
+	c := answering(t, map[string][]string{"STREAM.INFO": {`{"config":{"subjects":["_outflow.a.>"]}}`},
+		"STREAM.UPDATE": {`{}`}})
+	wantFault(t, c.RenewIngress(t.Context()), outbox.Transient, "stream_moved")
+}
+
 // A new ingress changes nothing but the subjects, and who knows the old one publishes to nobody.
 func TestANewIngressShutsTheOldPublisherOut(t *testing.T) {
 	t.Parallel()

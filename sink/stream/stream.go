@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sort"
 	"strings"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -146,10 +148,20 @@ func (s *Stream) RenewIngress(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.update(ctx, func(c map[string]json.RawMessage) (err error) {
+	if err := s.update(ctx, func(c map[string]json.RawMessage) (err error) {
 		c["subjects"], err = json.Marshal([]string{subject})
 		return err
-	})
+	}); err != nil {
+		return err
+	}
+	// Who had read the configuration before that, and changes something else, puts the old one back.
+	info, err := s.info(ctx)
+	if err == nil && (info == nil || !slices.Equal(info.Config.Subjects, []string{subject})) {
+		err = &outbox.Fault{Class: outbox.Transient, Code: relay.CodeStreamMoved, Hint: "Run it again",
+			Message: fmt.Sprintf("stream %s was changed by somebody else while it was given a new ingress",
+				s.name)}
+	}
+	return err
 }
 
 // Restored lets a stream be used that was made with Options.Restoring: until then no start and no repair
