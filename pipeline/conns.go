@@ -65,8 +65,8 @@ type JetStream interface {
 	Check(ctx context.Context) error
 	State(ctx context.Context) (relay.StreamState, error)
 	// Tail is State while messages are published, and cheaper: its Durables are not set. A stream that
-	// changed too fast to be read is a fault with code relay.CodeStreamMoved, beside a state that says only
-	// whether it is Open.
+	// changed too fast to be read is a fault with code relay.CodeStreamMoved. Beside an error the state says
+	// only whether the stream is Open, if that is known.
 	Tail(ctx context.Context) (relay.StreamState, error)
 	// Watch listens, from when it returns, for what others publish to the stream: a stranger's message ends
 	// the connection, and Err is a gap then. Acknowledgements come behind the strangers' messages that were

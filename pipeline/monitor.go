@@ -50,8 +50,8 @@ func (c *Conns) readStates(ctx context.Context) (st states, err error) {
 	ctx, cancel = untilLost(ctx, c.JetStream)
 	defer cancel()
 	st.stream, err = c.JetStream.Tail(ctx)
-	if f := outbox.FaultOf(err); f != nil && f.Code == relay.CodeStreamMoved {
-		st.moved, err = true, nil
+	if f := outbox.FaultOf(err); f != nil && f.Code == relay.CodeStreamMoved || st.stream.Open != "" {
+		st.moved, err = true, nil // what is open stays known: the next start records nothing of it
 	}
 	return st, ofJetStream(err)
 }

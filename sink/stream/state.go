@@ -44,8 +44,8 @@ func (s *Stream) State(ctx context.Context) (relay.StreamState, error) {
 
 // Tail is State without the list of consumers, which costs the server much where there are many. Messages may
 // be published meanwhile: where the newest one was replaced before it could be read (max_msgs_per_subject, a
-// low max_msgs), that is a fault of class Transient with code relay.CodeStreamMoved, and the state says Open
-// alone.
+// low max_msgs), that is a fault of class Transient with code relay.CodeStreamMoved. Beside an error the
+// state says Open alone, if that is known.
 func (s *Stream) Tail(ctx context.Context) (relay.StreamState, error) {
 	st, _, err := s.state(ctx)
 	return st, err
