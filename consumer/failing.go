@@ -208,9 +208,18 @@ func (w *worker) onPoison(e *Event, cause error) error {
 // in meanwhile.
 func (w *worker) release(d *parkedDocument) error {
 	within := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
-		return w.store.move(ctx, w.source, w.partition, w.offset, w.offset, do)
+		return w.store.move(ctx, w.source, w.partition, w.offset, w.offset,
+			func(ctx context.Context, tx pgx.Tx) error {
+				w.used = time.Now()
+				return do(ctx, tx)
+			})
 	}
-	handle := func(ctx context.Context, tx pgx.Tx, e *Event) error { return w.handle(ctx, tx, e) }
+	handle := func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if err := w.keepOpen(ctx, tx); err != nil {
+			return err
+		}
+		return w.handle(ctx, tx, e)
+	}
 	_, again, err := w.parking.release(w.work, w.stop, d.document, within, handle)
 	if err != nil {
 		return w.cause(err)

@@ -113,6 +113,53 @@ func TestAHandlerIsCutOffAfterStopTimeout(t *testing.T) {
 	w.readAll(w.config(src), all)
 }
 
+// TestATransactionOutlivesCallsThatDoNotUseIt: each call takes as long as it may and asks the database for
+// nothing, so the events of one transaction take longer than that may be idle. Also of those that are
+// released.
+func TestATransactionOutlivesCallsThatDoNotUseIt(t *testing.T) {
+	t.Parallel()
+	for _, of := range []string{"pgx", "database/sql", "released"} {
+		t.Run(of, func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+			cfg := w.config(src)
+			cfg.Partitions, cfg.Timeout = 1, 100*time.Millisecond
+			c := w.consumer(cfg)
+			if of == "database/sql" {
+				c = w.sqlConsumer(w.sql(), cfg)
+			}
+			var refuses atomic.Bool
+			var calls atomic.Int64
+			refuses.Store(of == "released")
+			w.start(c, func(context.Context, pgx.Tx, *Event) error {
+				if refuses.Load() {
+					return Poison(errors.New("not now"))
+				}
+				time.Sleep(1500 * time.Millisecond) // it ignores its context, but does not hang
+				calls.Add(1)
+				return nil
+			})
+			src.publish(s.events(5, 1)...)
+			if of == "released" {
+				w.awaitOffsets(5)
+				refuses.Store(false)
+				w.exec("UPDATE outflow_parked SET release = 'retry' WHERE cause = 'poison'")
+			}
+			await.Until(t, "all events to be done", func() (err error) {
+				var parked int
+				err = w.mine.QueryRow(t.Context(), "SELECT count(*) FROM outflow_parked").Scan(&parked)
+				if at := w.offsets(); err == nil && (parked > 0 || len(at) != 1 || at[0] != 5) {
+					err = fmt.Errorf("%d are parked, marks %v", parked, at)
+				}
+				return err
+			})
+			if n := calls.Load(); n != 5 {
+				t.Errorf("%d calls for 5 events", n)
+			}
+		})
+	}
+}
+
 // A handler that runs longer than the lease keeps it.
 func TestLongHandlerKeepsTheLease(t *testing.T) {
 	t.Parallel()

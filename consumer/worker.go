@@ -30,6 +30,7 @@ type worker struct {
 	offset    offset // as it is stored
 	given     uint64 // the dispatcher's: the newest message that it gave, or told to advance to
 	batch     batchSize
+	used      time.Time // when the open transaction was last used for certain
 
 	mu     sync.Mutex
 	queue  []item
@@ -290,6 +291,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	to := offsetOf(last.seq, &last.head)
 	err = w.store.move(w.work, w.source, w.partition, w.offset, to,
 		func(ctx context.Context, tx pgx.Tx) (err error) {
+			w.used = time.Now()
 			if parked, err = w.parkBehind(ctx, tx, items); err != nil {
 				return err
 			}
@@ -311,6 +313,9 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				}
 				if parked[it.event] {
 					continue
+				}
+				if err := w.keepOpen(ctx, tx); err != nil {
+					return err
 				}
 				if err := w.handle(ctx, tx, it.event); err != nil {
 					at, cause = i, err
@@ -372,6 +377,17 @@ func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*
 		}
 	}
 	return w.parking.parkBehind(ctx, tx, may)
+}
+
+// keepOpen is called before each call of the handler. The server ends a transaction that is idle for longer
+// than one call may take, and none of many calls need use it.
+func (w *worker) keepOpen(ctx context.Context, tx pgx.Tx) error {
+	if tx == nil || time.Since(w.used) < time.Second {
+		return nil
+	}
+	w.used = time.Now()
+	_, err := tx.Exec(ctx, "SELECT 1")
+	return err
 }
 
 func (w *worker) handle(ctx context.Context, tx pgx.Tx, e *Event) error {
