@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ type streamSource struct {
 	name     string            // the beginning of the ephemeral consumers' names
 	metadata map[string]string // of those, for `outflow consumer`
 	replay   bool
+	created  time.Time // the stream, as its state was first read; zero: it was not
 }
 
 // readerLives is how long the server keeps the ephemeral consumer of an instance that is gone, or that does
@@ -93,6 +95,9 @@ func (s *streamSource) State(ctx context.Context) (stream.State, error) {
 	st := stream.State{Created: a.Created, First: a.State.FirstSeq, Last: a.State.LastSeq}
 	if a.State.Msgs == 0 {
 		st.First = a.State.LastSeq + 1
+	}
+	if s.created.IsZero() {
+		s.created = a.Created
 	}
 	var err error
 	if st.Erased, err = outbox.ParseSequences(a.Config.Metadata[outbox.MetadataErased]); err != nil {
@@ -171,7 +176,7 @@ func (s *streamSource) Open(ctx context.Context, after uint64) (stream.Reader, e
 	return r, nil
 }
 
-// make makes a consumer that begins behind what was read.
+// make makes a consumer that begins behind what was read, in the stream whose state was read.
 func (r *streamReader) make(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -191,6 +196,10 @@ func (r *streamReader) make(ctx context.Context) error {
 	}
 	r.cons, r.name, r.gone, r.delivered, r.overdue, r.handed = cons, config.Name, false, 0, 0, 0
 	r.remade++
+	if st, err := s.State(ctx); err != nil || !st.Created.Equal(s.created) {
+		// The next session finds out why: in another stream nobody has read what lies before.
+		return cmp.Or(err, fmt.Errorf("stream %s was made anew", s.stream))
+	}
 	return nil
 }
 

@@ -414,3 +414,38 @@ func TestWithoutADatabaseEventsComeAtLeastOnceInOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestAStreamThatIsMadeAnewUnderAReaderEndsRun: the stream is deleted, made anew and filled while an instance
+// waits for a slow handler. Its next reader would begin within the new stream, behind events that nobody has
+// read.
+func TestAStreamThatIsMadeAnewUnderAReaderEndsRun(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	publish(t, js, s.events(3, 1)...)
+	entered, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	c := w.onStream(js, func(cfg *Config) { cfg.MaxInFlight = 1 })
+	c.cfg.interval = time.Second // nothing is inspected for five of them
+	r := w.start(c, func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		once.Do(func() { close(entered); <-release })
+		return handler(ctx, tx, e)
+	})
+	<-entered
+	st, err := js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	config := st.CachedInfo().Config
+	must.Succeed(t, js.DeleteStream(t.Context(), "OUTBOX"))
+	_, err = js.CreateStream(t.Context(), config)
+	must.Succeed(t, err)
+	for range 10 {
+		publish(t, js, s.event("new"))
+	}
+	close(release)
+	if err := r.ends(); !errors.Is(err, ErrStream) {
+		t.Errorf("Run: %v", err)
+	}
+	if effect := w.effects()["new"]; effect != "" {
+		t.Errorf("events of the new stream had their effect: %s", effect)
+	}
+}
