@@ -177,8 +177,8 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 		return nil, err
 	}
 	d := document{Version: documentVersion, Stream: s.cfg.Stream, Filters: s.cfg.Filters}
-	if value == nil && s.doc.Layout.Partitions > 0 {
-		return nil, deleted(s.cfg)
+	if value == nil && s.doc.Layout.Partitions > 0 { // or a replica answers that lags
+		return nil, &possibleLoss{deleted(s.cfg), "no marks"}
 	}
 	if value != nil {
 		if err := json.Unmarshal(value, &d); err != nil || d.Version != documentVersion {

@@ -38,13 +38,13 @@ func fault(kind, cause error, hint, message string, args ...any) *outbox.Fault {
 
 // deleted is the error of an instance whose consumer was deleted while it ran. To begin anew by itself would
 // repeat effects.
-func deleted(cfg *Config) error {
+func deleted(cfg *Config) *outbox.Fault {
 	return fault(ErrSetup, nil, "Start it again if it is to begin anew: Config.Start says where",
 		"somebody has deleted consumer %s while this instance ran", cfg.Name)
 }
 
 // possibleLoss is a fault that counts only when a later session sees the same: something is missing from the
-// stream.
+// stream, or from the bucket of the offsets.
 type possibleLoss struct {
 	*outbox.Fault
 	what string // what is missing. Retention may remove more from one session to the next

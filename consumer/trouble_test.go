@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -150,6 +151,7 @@ func TestAnInstanceWhoseDocumentIsDeletedEnds(t *testing.T) {
 	src.publish((&publisher{}).events(10, 5)...)
 	c, err := New(nil, offsets, w.config(src))
 	must.Succeed(t, err)
+	c.cfg.confirm = time.Millisecond
 	var n atomic.Int32
 	r := w.start(c, func(context.Context, pgx.Tx, *Event) error { n.Add(1); return nil })
 	if !await.True(func() bool { return n.Load() == 10 }) {
@@ -162,6 +164,49 @@ func TestAnInstanceWhoseDocumentIsDeletedEnds(t *testing.T) {
 	if err := r.ends(); !errors.Is(err, ErrSetup) || n.Load() != 10 {
 		t.Errorf("%d events were handled, Run: %v", n.Load(), err)
 	}
+}
+
+// laggingCell is a bucket of which each second answer is that of a replica that lags.
+type laggingCell struct {
+	*memoryCell
+	loads int
+}
+
+func (c *laggingCell) load(ctx context.Context) ([]byte, uint64, error) {
+	if c.loads++; c.loads%2 == 0 {
+		return nil, 0, nil
+	}
+	return c.memoryCell.load(ctx)
+}
+
+type laggingOffsets struct{}
+
+func (laggingOffsets) open(_ context.Context, _ jetstream.JetStream, cfg *Config) (store, error) {
+	return newDocumentStore(&laggingCell{memoryCell: &memoryCell{}}, cfg), nil
+}
+
+// TestAReplicaThatLagsDeletesNoConsumer: any replica of the bucket may answer, also one that has not heard of
+// the consumer yet.
+func TestAReplicaThatLagsDeletesNoConsumer(t *testing.T) {
+	t.Parallel()
+	w, src := newHarness(t), newMemoryStream()
+	src.publish((&publisher{}).events(10, 5)...)
+	c, err := New(nil, laggingOffsets{}, w.config(src))
+	must.Succeed(t, err)
+	var n atomic.Int32
+	r := w.start(c, func(context.Context, pgx.Tx, *Event) error { n.Add(1); return nil })
+	await.Until(t, "all events to be handled", func() error {
+		select {
+		case <-r.ended:
+			t.Fatalf("Run: %v", r.err)
+		default:
+		}
+		if n := n.Load(); n != 10 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	r.stopped()
 }
 
 // Another layout does not wait for a replay that was removed when some partitions had read it, and others had
