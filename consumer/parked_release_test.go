@@ -217,3 +217,39 @@ func TestAReleaseIsBoundedInBytes(t *testing.T) {
 		t.Errorf("after the steps %v effects, want %v", steps, want)
 	}
 }
+
+// A replayed event is parked before those of its document that an operator has asked to release. What was
+// said of them stays so.
+func TestAReplayedEventIsParkedBeforeWhatIsToBeReleased(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{releaseRetry, releaseSkip} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			w := newWard(t)
+			w.come("a")
+			w.fail("a")
+			w.come("a")
+			w.word("a", how)
+			refused := uint64(1)
+			w.refuse = func(e *Event) error {
+				if e.seq == refused {
+					return errors.New("not now")
+				}
+				return nil
+			}
+			w.replayed("a", false, 1)
+			w.want("a1", "a2 poison 3 "+how+", a3 behind 0, a1 poison 1")
+			w.word("a", releaseRetry)
+			w.restart()
+			refused = 2
+			w.out()
+			if how == releaseSkip {
+				w.want("a1 a1 a3", "")
+				return
+			}
+			w.want("a1 a1", "a2 poison 6, a3 behind 0")
+			w.come("a")
+			w.want("a1 a1", "a2 poison 6, a3 behind 0, a4 behind 0")
+		})
+	}
+}

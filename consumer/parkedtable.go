@@ -216,22 +216,24 @@ func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) (
 	return all, nil
 }
 
-// done deletes rows that were handled or skipped, and sets release in the document's new first row. It
-// reports whether there is one.
+// done deletes rows that were handled or skipped, and sets release in the document's new first row, unless it
+// is set: what was replayed is parked before rows that are to be released already. It reports whether there
+// is one.
 func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []parkedRow) (more bool,
 	err error) {
-	ords := make([]int64, len(rows))
+	ords, skipped := make([]int64, len(rows)), []int64{}
 	for i := range rows {
-		ords[i] = rows[i].ord
+		if ords[i] = rows[i].ord; rows[i].skip {
+			skipped = append(skipped, rows[i].ord)
+		}
 	}
 	tag, err := tx.Exec(ctx, `DELETE FROM `+p.table+
-		` WHERE ord = ANY($1) AND name = $2 AND (release = 'skip') = ($3 AND ord = $4)`,
-		ords, p.name, rows[0].skip, ords[0])
+		` WHERE ord = ANY($1) AND name = $2 AND (release = 'skip') = (ord = ANY($3))`, ords, p.name, skipped)
 	if err == nil && tag.RowsAffected() != int64(len(ords)) { // somebody changed release, or deleted rows
 		err = fmt.Errorf("%d of %d rows are as they were read", tag.RowsAffected(), len(ords))
 	}
 	if err == nil {
-		tag, err = tx.Exec(ctx, `UPDATE `+p.table+` SET release = 'retry' WHERE release = '' AND ord =
+		tag, err = tx.Exec(ctx, `UPDATE `+p.table+` SET release = coalesce(nullif(release, ''), 'retry') WHERE ord =
 			(SELECT ord FROM `+p.table+` WHERE name = $1 AND document = $2 ORDER BY `+parkedOrder+` LIMIT 1)`,
 			p.name, storable(document))
 	}
