@@ -156,7 +156,7 @@ func TestAGapEndsRunUnlessItIsAccepted(t *testing.T) {
 		all := s.events(100, 9)
 		w.readFirst(src, all, 40)
 		src.removeTo(60)
-		w.fails(w.config(src), ErrGap, "sequences 41 to 60", "outflow replay", "AcceptGap")
+		w.fails(w.config(src), ErrGap, "sequences 41 to 60", "outflow replay --from table", "AcceptGap")
 		w.exactly(all[:40])
 		cfg, reg := w.config(src), prometheus.NewRegistry()
 		cfg.AcceptGap, cfg.Registerer = true, reg

@@ -567,8 +567,8 @@ func missing(prev, next *outbox.Header) bool {
 // gapFault says that messages are missing: removed from the stream before they were read or, by the headers,
 // never in it.
 func gapFault(cfg *Config, from, to uint64, removed bool) error {
-	hint := fmt.Sprintf("Let the events come again from the table (`outflow replay --to consumer:%s`), or "+
-		"do without them: Config.AcceptGap", cfg.Name)
+	hint := fmt.Sprintf("Let the events come again from the table (`outflow replay --from table --to "+
+		"consumer:%s`), or do without them: Config.AcceptGap", cfg.Name)
 	has := "not in the stream any more"
 	if cfg.Archive != nil {
 		has = "neither in the stream nor in its archive"

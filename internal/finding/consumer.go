@@ -4,7 +4,8 @@ var consumers = []Finding{
 	{Code: "consumer_gap", Severity: Critical, Classes: gap,
 		Title: "Messages were removed from the stream before a consumer read them",
 		Hint: "If `outflow archive` has them, set Config.Archive. Let the events come again from the table " +
-			"with `outflow replay --to consumer:NAME`, or do without them: Config.AcceptGap.",
+			"with `outflow replay --from table --to consumer:NAME`, or do without them: " +
+			"Config.AcceptGap.",
 		Runbook: "The consumer was stopped, or too slow, for longer than the stream keeps messages: " +
 			"raise the stream's limits."},
 	{Code: "consumer_archive", Severity: Critical, Classes: fatalGap,
