@@ -12,8 +12,8 @@ import (
 // applyOne applies one event, and parks it if all attempts fail. cause is why an attempt has failed already,
 // if the next one is to wait for that.
 func (w *worker) applyOne(it item, cause error) error {
-	f := failing{FailingEvent: FailingEvent{Partition: w.partition, Document: it.event.Document,
-		Sequence: it.event.seq}}
+	f := failing{FailingEvent: w.fails.of(w.source, w.partition, it.event)}
+	it.event.Attempt = f.Attempt
 	defer func() {
 		if !f.Since.IsZero() {
 			w.met.held(w.track.passed(w.partition))
@@ -30,11 +30,46 @@ func (w *worker) applyOne(it item, cause error) error {
 		if park {
 			return w.park(it, cause)
 		}
+		w.fails.note(w.source, f.FailingEvent)
 		if err := pauseFor(w.wait, pause); err != nil {
 			return w.cause(errStopping)
 		}
 		cause = nil
 	}
+}
+
+// failures is what Run knows of events that fail, from one session to the next: for how long they have, and
+// how often, does not begin anew with a session.
+type failures struct {
+	mu     sync.Mutex
+	newest map[string]map[int]FailingEvent // by source and partition
+}
+
+// of is what is known of an event of a partition.
+func (k *failures) of(source string, partition int, e *Event) FailingEvent {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f := FailingEvent{Partition: partition, Document: e.Document, Sequence: e.seq, Attempt: e.Attempt}
+	if was := k.newest[source][partition]; was.Sequence == f.Sequence && was.Document == f.Document {
+		f.Attempt, f.Since = max(f.Attempt, was.Attempt), was.Since
+	}
+	return f
+}
+
+func (k *failures) note(source string, f FailingEvent) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.newest == nil {
+		k.newest = map[string]map[int]FailingEvent{live: {}, replay: {}}
+	}
+	k.newest[source][f.Partition] = f
+}
+
+// passed: a partition has moved on.
+func (k *failures) passed(source string, partition int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.newest[source], partition)
 }
 
 // failing is an event that fails, as its worker knows it.

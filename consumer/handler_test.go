@@ -267,6 +267,25 @@ func TestAnOutageParksNothingByDefault(t *testing.T) {
 	}
 }
 
+// TestSessionsThatEndKeepNoEventFromBeingParked: each session has time for one attempt.
+func TestSessionsThatEndKeepNoEventFromBeingParked(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	src.publish(s.events(1, 1)...)
+	cfg := w.config(src)
+	cfg.MaxAttempts, cfg.ParkAfter, cfg.Backoff = 3, 300*time.Millisecond, Backoff{First: time.Minute}
+	w.start(w.consumer(cfg), func(context.Context, pgx.Tx, *Event) error { return errors.New("no") })
+	await.Until(t, "the event to be parked", func() error {
+		w.exec("UPDATE outflow_mark SET owner = NULL") // what ends a session is no matter
+		var attempts int
+		err := w.mine.QueryRow(t.Context(), "SELECT attempts FROM outflow_parked").Scan(&attempts)
+		if err == nil && attempts < 3 {
+			t.Errorf("it was parked after %d attempts", attempts)
+		}
+		return err
+	})
+}
+
 // What the database refuses for its content will not pass.
 func TestDataThatTheDatabaseRefusesIsNoOutage(t *testing.T) {
 	t.Parallel()

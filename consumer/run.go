@@ -20,6 +20,7 @@ type run struct {
 	met     *metrics
 	calls   *calls
 	limit   *parkLimit
+	fails   *failures
 	track   *tracker
 	store   store
 	parking *parking

@@ -24,6 +24,7 @@ type runner struct {
 	*Consumer
 	calls *calls
 	limit *parkLimit
+	fails failures
 	store store
 
 	// sessionBegan is when this session began, before any of its requests. An answer may be delayed, so how
