@@ -66,6 +66,8 @@ func (c *calls) invoke(ctx context.Context, tx pgx.Tx, e *Event) (err error) {
 		return errSwallowed
 	case conn.TxStatus() != 'T':
 		return errEnded
+	case conn.IsBusy():
+		return errRows
 	}
 	return nil
 }
@@ -232,6 +234,10 @@ func (e *DeadLetterError) Error() string {
 // errSwallowed: the handler ignored an error of a statement. PostgreSQL would roll back at the commit.
 var errSwallowed = errors.New("the handler returned nil, but a statement of its transaction failed: return " +
 	"that error, or run what may fail in a savepoint (tx.Begin)")
+
+// errRows: the next statement, and the commit, would find the connection busy.
+var errRows = errors.New("the handler returned nil, but has not read all rows of a query: read them to the " +
+	"end, or close them")
 
 // errEnded: the handler ended the transaction itself. What was in it may be committed.
 var errEnded = errors.New("the handler ended the transaction that it was given, or tried to, with an SQL " +

@@ -47,6 +47,10 @@ func TestAHandlerThatMisbehavesIsAnErrorThatSaysHow(t *testing.T) {
 			_, _ = tx.Exec(ctx, "SELECT 1/0")
 			return nil
 		},
+		"not read all rows": func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			_, err := tx.Query(ctx, "SELECT 1")
+			return err
+		},
 		errEnded.Error(): func(ctx context.Context, tx pgx.Tx, e *Event) error {
 			_, err := tx.Conn().Exec(ctx, "COMMIT")
 			return err
