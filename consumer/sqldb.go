@@ -298,12 +298,16 @@ func (t *sqlTx) ends(ctx context.Context, do func() error) error {
 // itself; others have to ask the server.
 func (t *sqlTx) left(ctx context.Context) error {
 	status := byte(0)
-	_ = t.conn.conn.Raw(func(driver any) error {
+	if err := t.conn.conn.Raw(func(driver any) error {
 		if c, ok := driver.(interface{ Conn() *pgx.Conn }); ok && !c.Conn().IsClosed() {
-			status = c.Conn().PgConn().TxStatus()
+			if status = c.Conn().PgConn().TxStatus(); status == 'T' && c.Conn().PgConn().IsBusy() {
+				return errRows
+			}
 		}
 		return nil
-	})
+	}); errors.Is(err, errRows) {
+		return err
+	}
 	switch status {
 	case 'T':
 		return nil

@@ -15,7 +15,9 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/nats-io/nats.go"
 
+	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // sql is the harness's database by database/sql.
@@ -84,6 +86,26 @@ func TestArraysAndDurationsPassThroughDatabaseSQL(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// The commit would find the connection busy.
+func TestRowsThatAHandlerOfDatabaseSQLLeavesOpenAreItsError(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	conn, err := sqlDatabase{w.sql(), runnerSQL{w.sql()}}.Acquire(t.Context())
+	must.Succeed(t, err)
+	defer conn.Release()
+	tx, err := conn.Begin(t.Context())
+	must.Succeed(t, err)
+	leaves := &calls{cfg: &Config{Timeout: time.Minute, hang: time.Minute},
+		handler: func(_ context.Context, _ pgx.Tx, e *Event) error {
+			_, err := e.SQLTx().Query("SELECT 1")
+			return err
+		}}
+	if err := leaves.invoke(t.Context(), tx, &Event{raw: &stream.Message{}}); !errors.Is(err, errRows) {
+		t.Errorf("%v, want %v", err, errRows)
+	}
+	_ = tx.Rollback(t.Context())
 }
 
 // What a handler may not do with its transaction is found with database/sql as well, also in a batch.
