@@ -138,8 +138,8 @@ var commands = []Finding{
 			"`headers`; messages that were published before still lack it."},
 	{Code: "erase_waits", Severity: Warning, Classes: transient,
 		Title: "An erasure has not finished: something has to come first",
-		Hint: "Run it again, with the same options: it goes on where it was. Messages can't go before " +
-			"others are confirmed behind them, so something has to be published.",
+		Hint: "Do what the message says, if it does, then run it again with the same options: it goes on " +
+			"where it was. Where it waits for messages, others have to be published behind them.",
 		Runbook: "[What it waits for](erasure.md#what-it-waits-for)."},
 	{Code: "erased_rows", Severity: Error, Classes: gap,
 		Title:   "Very many rows of the table were erased before, and are there again",

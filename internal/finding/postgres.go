@@ -51,6 +51,10 @@ var postgres = []Finding{
 		Title: "postgres.write_url leads to another database than postgres.url",
 		Hint: "Point postgres.write_url at the primary of the cluster and at the database that " +
 			"postgres.url names."},
+	{Code: "retain_url", Severity: Critical, Classes: fatal,
+		Title: "retain.postgres_url leads to another database than postgres.url",
+		Hint: "Point retain.postgres_url at the database that postgres.url names, as the role that owns " +
+			"the outbox. Nothing was changed."},
 	{Code: "write_standby", Severity: Error, Classes: transient,
 		Title: "The server that ticks are written to is a standby and takes no writes",
 		Hint:  "Point postgres.write_url at the primary."},

@@ -134,6 +134,9 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 		return nil, err
 	}
 	defer l.Close()
+	if err := conns.CheckOwner(ctx, cfg, l.Session.Server); err != nil {
+		return nil, err
+	}
 	rec, _, err := l.Store.Load(ctx)
 	if err != nil {
 		return nil, err

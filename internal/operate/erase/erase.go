@@ -116,6 +116,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		return nil, err
 	}
 	defer l.Close()
+	if err := conns.CheckOwner(ctx, cfg, l.Session.Server); err != nil {
+		return nil, err
+	}
 	ctx, explain := conns.WhileConnected(ctx, l.NATS)
 	defer func() { err = explain(err) }()
 	c := &command{cfg: cfg, log: log, o: o, l: l, stays: map[string][]uint64{}, untold: map[string]uint64{},
@@ -183,12 +186,17 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		case err == nil && refused != nil && !c.rep.any():
 			f.Message += ", and nothing that was looked through has it in that form"
 			return nil, refused
-		case err != nil || !o.Yes:
-			return c.rep, err
+		case err != nil:
+			return nil, err
+		case !o.Yes:
+			return c.rep, nil
 		}
 		c.rec, *c.rep = rec, rep
 	}
-	return c.rep, c.erase(ctx, m)
+	if err = c.erase(ctx, m); !c.rep.Erased { // it has not begun, and counted nothing
+		return nil, err
+	}
+	return c.rep, err
 }
 
 // ready refuses where the record does not say what may go.
@@ -243,6 +251,7 @@ func (c *command) plan(ctx context.Context, m *partition.Manager) (err error) {
 		}
 	} else {
 		c.fill()
+		r.Rows = 0 // they went before the cut was noted
 	}
 	found, err := c.find(ctx, c.cfg.Stream, c.rd.Stream.LastSeq, asItIs, c.inStream)
 	if err != nil {

@@ -316,6 +316,12 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if err := s.checkFree(r); err != nil {
 		return s.fits(err, parts.Slot, s.cfg.Slot)
 	}
+	if s.rows {
+		err := s.fits(conns.CheckOwner(ctx, s.cfg, s.session.Server), parts.Table, catalog.PartitionStates)
+		if err != nil || s.misfit != nil {
+			return err
+		}
+	}
 	if s.dry {
 		if s.rows {
 			err := s.fits(conns.States(ctx, s.cfg, (*partition.Manager).CheckForget), parts.Table,

@@ -75,6 +75,9 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return ahead(ctx, cfg, target, o, err)
 	}
 	defer l.Close()
+	if err := conns.CheckOwner(ctx, cfg, l.Session.Server); err != nil {
+		return nil, err
+	}
 	c := &command{cfg: cfg, l: l, known: cmp.Or(o.Known, &archive.Known{})}
 	if cfg.Archive.URL != "" {
 		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {

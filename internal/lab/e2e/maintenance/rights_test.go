@@ -109,3 +109,35 @@ func TestTheDocumentedRightsAreEnoughToMaintain(t *testing.T) {
 	})
 	r.MustStop(t)
 }
+
+// TestRowsOfAnotherDatabaseStay: retain.postgres_url leads to another database, which has a table of the
+// outbox's name. No command touches it.
+func TestRowsOfAnotherDatabaseStay(t *testing.T) {
+	t.Parallel()
+	pg := pgtest.Server(t)
+	f := harness.NewInstallation(t, pg, natstest.Server(t).URL(), "elsewhere", "SINK_DURABLE_AFTER=0s",
+		"RETAIN_TABLE_METHOD=delete", "RETAIN_TABLE_KEEP=0s", "ARCHIVE_URL=file://"+t.TempDir())
+	harness.Exec(t, f.Conn, harness.GeneratedKey)
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	f.MustRun("drain")
+	harness.Insert(t, f.Conn, "doc", 2, "{}") // the newest window is not archived
+	f.MustRun("drain")
+	f.MustRun("archive", "run", "--now")
+	other := harness.Connect(t, pgtest.Database(t, pg))
+	harness.Exec(t, other, harness.GeneratedKey)
+	harness.Insert(t, other, "doc", 1, "{}")
+	f.Set("RETAIN_POSTGRES_URL=" + other.Config().ConnString())
+	for _, args := range [][]string{{"partition", "plan"}, {"partition", "apply"}, {"maintain", "--once"},
+		{"erase", "--doc", "doc", "--request", "r"}, {"erase", "--doc", "doc", "--request", "r", "--yes"},
+		{"archive", "rows"}} {
+		f.MustFail(3, args, "code retain_url", other.Config().Database)
+	}
+	var rows, tables int
+	harness.Must(t, other.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM outbox),
+		(SELECT count(*) FROM pg_tables WHERE tablename LIKE 'outflow%')`).Scan(&rows, &tables))
+	if rows != 1 || tables != 0 {
+		t.Errorf("the other database has %d rows and %d tables of Outflow", rows, tables)
+	}
+}
