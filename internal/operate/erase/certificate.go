@@ -174,8 +174,9 @@ func (c *command) limits() {
 			"published while `subject` was another one; "+formerSubject, untold)
 	}
 	if c.passed > 0 {
-		add("%d segments of the archive, of which each message has another subject than %s: if some were "+
-			"published while `subject` was another one, "+formerSubject, c.passed, c.doc.Template())
+		add("%d segments of the archive, passed over because by the template %s no message in them is the "+
+			"document's: if some were published while `subject` was another one, "+formerSubject, c.passed,
+			c.doc.Template())
 	}
 	if n := len(c.nowhere); n > 0 {
 		add("%d messages, from %d to %d, which are gone from the stream, and which the archive lacks: if "+
