@@ -108,7 +108,7 @@ func (j *joined) failed(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case f == nil:
+	case f == nil || f.Class == outbox.Transient:
 		return fmt.Errorf("the archive of stream %s: %w", j.cfg.Stream, err)
 	case f.Code == outbox.FaultOf(ErrArchive).Code:
 		return err

@@ -39,6 +39,11 @@ var commands = []Finding{
 		Title: "The archive has nothing of the stream",
 		Hint: "Are archive.url, with its prefix, and stream those that `outflow archive run` had? `outflow " +
 			"archive list` shows what is there."},
+	{Code: "archive_denied", Severity: Error, Classes: transient,
+		Title: "The folder of the archive may not be read, or written",
+		Hint: "Run the command as the user whose files these are, which is the one that has written them, " +
+			"or give it the right. `list`, `verify`, `replay` and `restore` only read; the others need a " +
+			"folder that can be written."},
 	{Code: "rows_columns", Severity: Error, Classes: fatal,
 		Title: "Archived messages do not carry what the rows of the table need",
 		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as " +
@@ -49,7 +54,7 @@ var commands = []Finding{
 			"N` shows their messages."},
 	{Code: "rows_origin", Severity: Error, Classes: fatal,
 		Title: "Rows can't be put back in a way that outflow run tells from new ones",
-		Hint: "They need a replication origin. Set replication.origin to own, and let a superuser do " +
+		Hint: "Rows that are put back need a replication origin. Set replication.origin to own, and let a superuser do " +
 			"it, or grant EXECUTE on pg_replication_origin_create, pg_replication_origin_oid and " +
 			"pg_replication_origin_session_setup to the role of retain.postgres_url."},
 	{Code: "restore_exists", Severity: Error, Classes: fatal,
@@ -83,7 +88,7 @@ var commands = []Finding{
 		Runbook: "[Maintain](retention.md#maintain)."},
 	{Code: "archive_record", Severity: Error, Classes: fatal,
 		Title: "The checkpoint record does not say up to where the stream is confirmed",
-		Hint:  "See what `outflow status` says, and let `outflow run` come to run. Then archive again."},
+		Hint:  "Do what `outflow status` says until `outflow run` publishes. Then archive again."},
 	{Code: "archive_url", Severity: Error, Classes: usage,
 		Title: "Where the archive is, is not set or can't be used",
 		Hint:  "Set archive.url, for example to file:///var/lib/outflow/archive."},
@@ -110,7 +115,7 @@ var commands = []Finding{
 			"--notify out."},
 	{Code: "erase_record", Severity: Error, Classes: fatal,
 		Title: "Nothing can be erased: up to where the stream is confirmed is not known",
-		Hint: "Let what the message names finish, and let `outflow run` come to run. Nothing was changed " +
+		Hint: "Do what `outflow status` says until `outflow run` publishes. Nothing was changed " +
 			"by this run."},
 	{Code: "erase_request", Severity: Error, Classes: usage,
 		Title: "The request for an erasure is one for another document",

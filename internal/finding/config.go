@@ -64,7 +64,7 @@ var settings = []Finding{
 		Hint:  "Give both, or neither."},
 	{Code: "flags", Severity: Error, Classes: usage,
 		Title: "An option of a command has a value that it can't have, or does not go with another one",
-		Hint:  "See what the command's `--help` says of the options that the message names."},
+		Hint:  "The command's `--help` says what the options are that the message names."},
 	{Code: "documents", Severity: Error, Classes: usage,
 		Title: "parked was told neither which documents to release nor to release all, or both",
 		Hint:  "Name the documents, or give --all."},

@@ -29,9 +29,9 @@ func (a *App) replayCommand() *cobra.Command {
 		Use:   "replay",
 		Short: "Read events again: to standard output, to another stream, or to one consumer",
 		Long: `Reads again the events for which all that is given holds, in their original order,
-and never puts them among the live ones. It reads from the stream while that still has all of them, else
-from the outbox table in the order (doc_id, seq_key, id); it says which, and why. Where neither has
-everything it refuses, until --from says which.
+and never puts them among the live ones. It reads from the stream, before which the archive is read where
+archive.url is set, while these still have all of them, else from the outbox table in the order (doc_id,
+seq_key, id); it says which, and why. Where neither has everything it refuses, until --from says which.
 
 --to stdout prints a line of JSON for each event; stream:NAME publishes under NAME's subjects (the stream is
 made if there is none); subject:again.> to another stream's subjects; consumer:NAME to one consumer of

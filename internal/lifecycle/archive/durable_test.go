@@ -2,13 +2,17 @@ package archive
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // disk is what names a file system has after power was lost: those that were flushed.
@@ -130,4 +134,22 @@ type listed struct {
 func (l listed) List(ctx context.Context, folder, after string) ([]string, error) {
 	defer l.then()
 	return l.Store.List(ctx, folder, after)
+}
+
+// TestAMissingRightHasACode, by which `outflow explain` says whose files these are.
+func TestAMissingRightHasACode(t *testing.T) {
+	t.Parallel()
+	for _, cause := range []error{syscall.EACCES, syscall.EROFS, syscall.ENOSPC} {
+		store, err := makeFolder(t.TempDir(), func(*os.File) error {
+			return &fs.PathError{Op: "openat", Path: "v1", Err: cause}
+		})
+		must.Succeed(t, err)
+		err = store.Create(t.Context(), "v1/object", []byte("x"))
+		f := outbox.FaultOf(err)
+		denied := f != nil && f.Code == "archive_denied"
+		if want := !errors.Is(cause, syscall.ENOSPC); denied != want || !errors.Is(err, cause) {
+			t.Errorf("%v: %v", cause, err)
+		}
+		must.Succeed(t, store.Close())
+	}
 }

@@ -78,7 +78,7 @@ func openAt(ctx context.Context, at string, local func(dir string) (Store, error
 	}
 	store, err := local(path.Clean(u.Path))
 	if err != nil {
-		return nil, fmt.Errorf("archive.url %s: %w", at, err)
+		return nil, denied(fmt.Errorf("archive.url %s: %w", at, err))
 	}
 	return store, nil
 }
@@ -142,7 +142,17 @@ func makeFolder(at string, flush func(*os.File) error) (*folder, error) {
 func (f *folder) Close() error { return f.root.Close() }
 
 // failed says of an error whose names are below which folder they are.
-func (f *folder) failed(err error) error { return fmt.Errorf("archive in %s: %w", f.root.Name(), err) }
+func (f *folder) failed(err error) error {
+	return denied(fmt.Errorf("archive in %s: %w", f.root.Name(), err))
+}
+
+// denied is the fault of an error that does not end by itself: somebody has to give a right.
+func denied(err error) error {
+	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) {
+		return err
+	}
+	return &outbox.Fault{Code: "archive_denied", Message: "the user of this process may not read or write there", Err: err}
+}
 
 // temporary is how the names of hidden files begin. Whoever makes one holds a lock on it, from before it has
 // a byte until it is gone: one with content and without the lock was left by a process that was killed.

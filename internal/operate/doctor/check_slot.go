@@ -48,6 +48,9 @@ var slotChecks = []check{
 				r.find("not_initialised", "there is no slot %s at %s, and no checkpoint record",
 					f.Config.Slot,
 					f.Postgres.Where)
+			case s == nil && f.Readings.Record.Uninstalled(f.Readings.Stream) > 0:
+				r.find("not_initialised", "outflow uninstall has removed slot %s, and left stream %s",
+					f.Config.Slot, f.Config.Stream)
 			case s == nil:
 				r.find("slot_missing", "replication slot %s does not exist at %s", f.Config.Slot,
 					f.Postgres.Where)

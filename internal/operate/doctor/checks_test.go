@@ -247,6 +247,12 @@ var harm = []struct {
 		f.Slots, f.Readings.Slot = f.Slots[1:], relay.SlotState{}
 		f.missing[srcRecord] = missing{err: errors.New("away")}
 	}},
+	{"slot.usable", "not_initialised", "error", func(f *Facts) { // outflow uninstall has been there
+		f.Slots, f.Readings.Slot = f.Slots[1:], relay.SlotState{}
+		rec := f.Readings.Record
+		rec.Creating, rec.Base, rec.Checkpoints = true, f.Readings.Stream.LastSeq, nil
+		f.missing[srcPublication] = missing{err: errors.New("there is none")}
+	}},
 	{"slot.usable", "not_initialised", "error", func(f *Facts) {
 		f.Slots, f.Readings.Slot, f.Readings.Record = f.Slots[1:], relay.SlotState{}, nil
 		f.missing[srcStream] = missing{err: errors.New("away")}

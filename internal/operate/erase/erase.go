@@ -83,7 +83,7 @@ var requestName = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 func (o *Options) check() error {
 	bad := func(format string, args ...any) error {
 		return &outbox.Fault{Class: outbox.Usage, Code: "flags", Message: fmt.Sprintf(format, args...),
-			Hint: "`outflow erase --help` says what they are"}
+			Hint: "`outflow erase --help` says what each option is for"}
 	}
 	switch {
 	case o.Doc == "":
