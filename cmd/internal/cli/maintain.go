@@ -172,17 +172,25 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 		}})
 	}
 	if cfg.Source.Rows() {
-		pass := &lifecycle.Pass{}
+		pass, noted := &lifecycle.Pass{}, map[string]bool{}
 		c.Parts = append(c.Parts, maintain.Part{Name: "partition", Run: func(ctx context.Context,
 			_ *watch.Maintained) error {
 			ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
 			defer cancel()
-			_, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true,
+			report, err := partition.Run(ctx, cfg, log, partition.Options{Apply: true, PlainStays: true,
 				Known: known, Turn: turn, Pass: pass, Hit: hit, Step: func(s lifecycle.Step) {
 					if s.Done() {
 						log.Info("done", "step", s.String())
 					}
 				}})
+			if report != nil && !once {
+				for _, note := range report.Notes {
+					if !noted[note] {
+						log.Info("note", "part", "partition", "text", note)
+					}
+					noted[note] = true
+				}
+			}
 			return err
 		}})
 	}

@@ -202,12 +202,17 @@ func TestRetentionIsShownWhereItIsInUse(t *testing.T) {
 		r.Partitions, r.Maintenance = p, watch.Maintenance{Read: read, Maintained: m}
 		var got []string
 		says := ""
-		for _, part := range New(&Info{InFlightLimit: 10}, &s, &r, now).Parts()[6:] {
+		rep := New(&Info{InFlightLimit: 10}, &s, &r, now)
+		for _, part := range rep.Parts()[6:] {
 			got = append(got, string(part.Level))
 			says += fmt.Sprintln(part)
 		}
 		if strings.Join(got, " ") != c.parts || !strings.Contains(says, c.says) {
 			t.Errorf("%s: %v, want %s\n%s", name, got, c.parts, says)
+		}
+		if good := c.parts == "good good good"; good != (rep.Verdict.Do == nothingToDo) ||
+			!good && !strings.Contains(rep.Verdict.Do, "outflow doctor") {
+			t.Errorf("%s: to do: %s", name, rep.Verdict.Do)
 		}
 	}
 }

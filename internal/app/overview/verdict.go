@@ -131,13 +131,31 @@ func (v *Verdict) find(code, detail, hint string) {
 func (r *Report) risk(v Verdict) Verdict {
 	level, cause, do := r.Slot.risk()
 	if level == Good {
-		return v
+		return r.beside(v)
 	}
 	if v.Level == Good || v.Level == Idle || level == Bad && r.Slot.lost() {
 		v.Level, v.Cause, v.Do, v.Code, v.Detail = level, cause, do, "", ""
 		return v
 	}
 	v.Do = strings.TrimSuffix(v.Do, ".") + ". " + cause + ": " + lower(do)
+	return v
+}
+
+// beside says that there is something to do that publishing does not need: without a partition the services'
+// own transactions fail.
+func (r *Report) beside(v Verdict) Verdict {
+	if v.Do != nothingToDo {
+		return v
+	}
+	var names []string
+	for _, p := range r.Retention() {
+		if p.Level == Bad || p.Level == Warning {
+			names = append(names, fmt.Sprintf("%s (%s)", lower(p.Name), p.Word))
+		}
+	}
+	if len(names) > 0 {
+		v.Do = "Nothing for publishing. See to " + strings.Join(names, ", ") + ": `outflow doctor` says how"
+	}
 	return v
 }
 

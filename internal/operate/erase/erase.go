@@ -91,7 +91,8 @@ func (o *Options) check() error {
 	case !requestName().MatchString(o.Request):
 		return bad("--request %q is no name of a request: letters, digits and . _ -, at most 100", o.Request)
 	case strings.Contains(o.Request, o.Doc):
-		return bad("--request %q has the document in it, and outlives the erasure", o.Request)
+		return bad("--request %q has the document in it, and outlives the erasure: give a name without %q",
+			o.Request, o.Doc)
 	case o.Wait < 0:
 		return bad("--wait is less than 0")
 	case o.Key != "" && o.Notify == nil:
