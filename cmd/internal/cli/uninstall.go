@@ -29,7 +29,7 @@ removed, in this order, and what stays and why.
 It refuses what would lose something: a slot that is held, or has events that are not published; with
 --with-stream, consumers that have not read all of it, or have parked events; a repair or a snapshot that
 has not finished; a slot or a server that the record does not know. It names the way out of each. --accept
-CODE passes over it, except for a slot that is held.
+CODE passes over it, where it can be accepted.
 
 While it reads the slot, until that is dropped, nobody can write to the table. If a server doesn't exist any
 more, --gone nats or --gone postgres removes what the other one has.

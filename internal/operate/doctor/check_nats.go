@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/finding"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 const (
@@ -196,7 +198,9 @@ var recordChecks = []check{
 					m.PID, m.Host)
 			}
 			for _, p := range m.Parts {
-				if !p.Failing.IsZero() && f.Now.Sub(p.Failing) > watch.LongFailing {
+				entry, _ := finding.Of(p.Code) // what somebody has to decide does not end by itself
+				if decide := slices.Contains(entry.Classes, outbox.Gap); !p.Failing.IsZero() &&
+					(decide || f.Now.Sub(p.Failing) > watch.LongFailing) {
 					r.find("maintain_failing", "part %s of outflow maintain fails since %s: %s", p.Name,
 						p.Failing.UTC().Format("2006-01-02 15:04:05 UTC"), p.Message)
 				}
