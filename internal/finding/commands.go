@@ -18,8 +18,8 @@ var commands = []Finding{
 			"does](operations.md#what-a-repair-does)."},
 	{Code: "archive_damaged", Severity: Error, Classes: gap,
 		Title: "An object of the archive is lost, or is not what was written",
-		Hint: "Bring the object back from a copy or an older version of it. Nothing is archived behind it " +
-			"until then.",
+		Hint: "Bring the object back from a copy or an older version of it. While a manifest is lost or " +
+			"damaged, nothing is archived.",
 		Runbook: "[What to do](archive.md#an-object-is-lost-or-damaged)."},
 	{Code: "archive_differs", Severity: Error, Classes: gap,
 		Title: "The stream has other messages than the archive under the same sequences",
