@@ -33,6 +33,9 @@ func TestTheDocumentedRightsAreEnoughToErase(t *testing.T) {
 	env := f.Env
 	f.Set("POSTGRES_URL="+url(run), "NATS_URL="+nats.as(nats.documented))
 	f.MustFail(3, args, "code no_right", "retain.postgres_url", "role "+owner)
+	if out, _, _ := f.Run(args...); out != "" {
+		t.Errorf("it has counted nothing, and reports:\n%s", out)
+	}
 	f.Set("RETAIN_POSTGRES_URL=" + url(owner))
 	f.MustFail(3, args, "code no_right", "CREATE on schema")
 	harness.Exec(t, f.Conn, "GRANT CREATE ON SCHEMA public TO "+owner)
