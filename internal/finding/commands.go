@@ -54,9 +54,9 @@ var commands = []Finding{
 			"N` shows their messages."},
 	{Code: "rows_origin", Severity: Error, Classes: fatal,
 		Title: "Rows can't be put back in a way that outflow run tells from new ones",
-		Hint: "Rows that are put back need a replication origin. Set replication.origin to own, and let a superuser do " +
-			"it, or grant EXECUTE on pg_replication_origin_create, pg_replication_origin_oid and " +
-			"pg_replication_origin_session_setup to the role of retain.postgres_url."},
+		Hint: "Rows that are put back need a replication origin. Set replication.origin to own, and let a " +
+			"superuser do it, or grant EXECUTE on pg_replication_origin_create, pg_replication_origin_oid " +
+			"and pg_replication_origin_session_setup to the role of retain.postgres_url."},
 	{Code: "restore_exists", Severity: Error, Classes: fatal,
 		Title: "The stream that is to be restored exists",
 		Hint: "If nothing of it is needed, remove it with `nats stream rm`. To look at the past only, " +

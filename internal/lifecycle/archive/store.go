@@ -151,7 +151,8 @@ func denied(err error) error {
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) {
 		return err
 	}
-	return &outbox.Fault{Code: "archive_denied", Message: "the user of this process may not read or write there", Err: err}
+	return &outbox.Fault{Code: "archive_denied", Err: err,
+		Message: "the user of this process may not read or write there"}
 }
 
 // temporary is how the names of hidden files begin. Whoever makes one holds a lock on it, from before it has

@@ -78,7 +78,8 @@ func (r *Rows) String() string {
 		text += "\nsequence it is where it was: before anybody writes, " + r.Sequence
 	}
 	if r.Erased > 0 {
-		text += fmt.Sprintf("\nwithout  %d that were erased: this archive is an older copy, or the erasure has not finished", r.Erased)
+		text += fmt.Sprintf("\nwithout  %d that were erased: this archive is an older copy, or the "+
+			"erasure has not finished", r.Erased)
 	}
 	if r.DeadLetters > 0 {
 		text += fmt.Sprintf("\nwithout  %d dead letters: they hold no payload", r.DeadLetters)

@@ -366,7 +366,8 @@ var harm = []struct {
 		f.Maintained.Parts[0].Failing = now.Add(-16 * time.Minute)
 	}},
 	{"maintain.runs", "maintain_failing", "warning", func(f *Facts) {
-		f.Maintained.Parts[0].Fail(&outbox.Fault{Class: outbox.Gap, Code: "archive_gap"}, now.Add(-time.Second))
+		f.Maintained.Parts[0].Fail(&outbox.Fault{Class: outbox.Gap, Code: "archive_gap"},
+			now.Add(-time.Second))
 	}},
 	{"archive.behind", "archive_behind", "warning", func(f *Facts) {
 		f.Maintained.Archive.Oldest = now.Add(-92 * time.Minute)
