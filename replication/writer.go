@@ -71,24 +71,12 @@ func (w *Writer) ClusterRow(ctx context.Context, row relay.ClusterRow, until tim
 
 // Check makes sure that what is written arrives in the WAL of that server and database.
 func (w *Writer) Check(ctx context.Context, server relay.ServerState) error {
-	var system, database string
-	err := w.do(ctx, func(c *pgx.Conn) error {
-		return c.QueryRow(ctx, `SELECT s.system_identifier::pg_catalog.text, pg_catalog.current_database()
-			FROM pg_catalog.pg_control_system() s`).Scan(&system, &database)
-	})
+	is := postgres.Database{System: server.SystemID, Name: server.Database}
+	err := w.do(ctx, func(c *pgx.Conn) error { return is.Check(ctx, c, "write_url", "postgres.write_url") })
 	if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
 		return nil // a platform that hides it
 	}
-	if err != nil {
-		return fmt.Errorf("ask where ticks are written: %w", err)
-	}
-	if system != server.SystemID || database != server.Database {
-		return postgres.Fatal(nil, "write_url", "Point postgres.write_url at the primary of the cluster "+
-			"and at the database that postgres.url names",
-			"postgres.write_url leads to database %s of system %s, the outbox is in database %s of system %s",
-			database, system, server.Database, server.SystemID)
-	}
-	return nil
+	return err
 }
 
 // Close closes the connection. It waits for a call that is under way.

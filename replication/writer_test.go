@@ -37,6 +37,12 @@ func TestWriterComesBackAfterAnError(t *testing.T) {
 	}
 	server.Database = "elsewhere"
 	wantFault(t, w.Check(within(t), server), outbox.Fatal, "write_url")
+	d.Exec("REVOKE EXECUTE ON FUNCTION pg_control_system FROM PUBLIC")
+	cfg := d.config()
+	cfg.WriteURL = cfg.URL + "&role=pg_signal_backend"
+	hidden := NewWriter(cfg)
+	defer hidden.Close()
+	must.Succeed(t, hidden.Check(within(t), server)) // ticks may go there
 	w.Close()
 	if err := w.Heartbeat(within(t)); err == nil {
 		t.Error("a tick after Close")

@@ -113,8 +113,8 @@ func (t Target) Connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 
 // toPrimary returns conn, or a connection to the primary if that is one to a standby. What is read there
 // decides what may be removed, so it has to be the same database for sure.
-func (t Target) toPrimary(ctx context.Context, conn *pgx.Conn, adjust []func(*pgx.ConnConfig)) (
-	_ *pgx.Conn, err error) {
+func (t Target) toPrimary(ctx context.Context, conn *pgx.Conn, adjust []func(*pgx.ConnConfig)) (*pgx.Conn,
+	error) {
 	var standby bool
 	if err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_is_in_recovery()").Scan(&standby); err != nil {
 		Close(conn)
@@ -130,33 +130,19 @@ func (t Target) toPrimary(ctx context.Context, conn *pgx.Conn, adjust []func(*pg
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			Close(primary)
-		}
-	}()
-	identify := func(c *pgx.Conn) (is string) {
-		if err == nil {
-			err = c.QueryRow(ctx, `SELECT pg_catalog.concat(pg_catalog.current_database(), ' of system ',
-				s.system_identifier) FROM pg_catalog.pg_control_system() s`).Scan(&is)
-		}
-		return is
+	here, err := Identify(ctx, conn)
+	if err == nil {
+		err = here.Check(ctx, primary, "write_url", there.Setting)
 	}
-	here, found := identify(conn), identify(primary)
-	if err != nil && SQLState(err) != StateInsufficientPrivilege {
-		return nil, fmt.Errorf("ask whether %s and postgres.write_url lead to the same database: %w",
-			t.setting(), err)
+	if err == nil {
+		return primary, nil
 	}
-	if err != nil {
-		return nil, Fatal(err, "write_url", "Name the primary with --database", "%s is a standby, and it "+
-			"can't be told whether postgres.write_url leads to the same database", t.setting())
+	Close(primary)
+	if SQLState(err) == StateInsufficientPrivilege {
+		err = Fatal(err, "write_url", "Name the primary with --database", "%s is a standby, and it can't be "+
+			"told whether postgres.write_url leads to the same database", t.setting())
 	}
-	if here != found {
-		return nil, Fatal(nil, "write_url", "Point postgres.write_url at the primary of the cluster and at "+
-			"the database that postgres.url names", "postgres.write_url leads to database %s, %s to "+
-			"database %s", found, t.setting(), here)
-	}
-	return primary, nil
+	return nil, err
 }
 
 // Where says of a connection what String says of a target: it may have been led to the primary.

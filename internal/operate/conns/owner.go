@@ -2,7 +2,6 @@ package conns
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -25,19 +24,12 @@ func CheckOwner(ctx context.Context, cfg config.Config,
 		return err
 	}
 	defer postgres.Close(conn)
-	var system, database string
-	err = conn.QueryRow(ctx, `SELECT s.system_identifier::pg_catalog.text, pg_catalog.current_database()
-		FROM pg_catalog.pg_control_system() s`).Scan(&system, &database)
+	outbox := postgres.Database{System: there.SystemID, Name: there.Database}
+	err = outbox.Check(ctx, conn, "retain_url", "retain.postgres_url")
 	if postgres.SQLState(err) == postgres.StateInsufficientPrivilege {
-		return nil // a platform that hides it
+		err = postgres.Fatal(err, "retain_url", "GRANT EXECUTE ON FUNCTION pg_control_system() TO the role, "+
+			"or leave retain.postgres_url out", "it can't be told whether retain.postgres_url leads to the "+
+			"database of postgres.url")
 	}
-	if err != nil {
-		return fmt.Errorf("ask where retain.postgres_url leads: %w", err)
-	}
-	if system != there.SystemID || database != there.Database {
-		return postgres.Fatal(nil, "retain_url", "Point retain.postgres_url at the database of postgres.url",
-			"retain.postgres_url leads to database %s of system %s, the outbox is in database %s of "+
-				"system %s", database, system, there.Database, there.SystemID)
-	}
-	return nil
+	return err
 }
