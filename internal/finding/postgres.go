@@ -54,7 +54,7 @@ var postgres = []Finding{
 	{Code: "retain_url", Severity: Critical, Classes: fatal,
 		Title: "retain.postgres_url leads to another database than postgres.url",
 		Hint: "Point retain.postgres_url at the database that postgres.url names, as the role that owns " +
-			"the outbox. Nothing was changed."},
+			"the outbox. Nothing was changed there."},
 	{Code: "write_standby", Severity: Error, Classes: transient,
 		Title: "The server that ticks are written to is a standby and takes no writes",
 		Hint:  "Point postgres.write_url at the primary."},

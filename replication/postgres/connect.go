@@ -32,6 +32,9 @@ type Target struct {
 	// URL leads to a standby. "": it stays with that.
 	Primary string
 
+	// Same is the database that URL has to lead to, if that is retain.postgres_url. Zero: nobody knows it.
+	Same Database
+
 	// Pooled says that a pooler may stand in between. It takes no startup parameters, so nothing is pinned:
 	// SQL that runs over such a connection must mean the same whatever search_path is.
 	Pooled bool
@@ -105,10 +108,27 @@ func (t Target) Connect(ctx context.Context, adjust ...func(*pgx.ConnConfig)) (*
 	if err != nil {
 		return nil, connectFault(t.name(), err)
 	}
+	if err := t.checkSame(ctx, conn); err != nil {
+		Close(conn)
+		return nil, err
+	}
 	if t.Primary == "" {
 		return conn, nil
 	}
 	return t.toPrimary(ctx, conn, adjust)
+}
+
+func (t Target) checkSame(ctx context.Context, conn *pgx.Conn) error {
+	if t.Same == (Database{}) {
+		return nil
+	}
+	err := t.Same.Check(ctx, conn, "retain_url", t.setting())
+	if SQLState(err) == StateInsufficientPrivilege {
+		err = Fatal(err, "retain_url", "GRANT EXECUTE ON FUNCTION pg_control_system() TO the role, or leave "+
+			t.setting()+" out", "it can't be told whether %s leads to the database of postgres.url",
+			t.setting())
+	}
+	return err
 }
 
 // toPrimary returns conn, or a connection to the primary if that is one to a standby. What is read there

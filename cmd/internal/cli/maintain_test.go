@@ -11,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
+	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
 
@@ -53,8 +54,9 @@ func TestOnlyRunHasTheNameOfRun(t *testing.T) {
 		root.AddCommand(cmd)
 		a.configured(cmd, func(_ context.Context, cfg config.Config) error {
 			pg := wiring.Catalog(cfg)
-			if got := pg.Target().Command; got != want || conns.Owner(cfg).Command != want {
-				t.Errorf("%s connects as %q, and as the owner as %q", use, got, conns.Owner(cfg).Command)
+			owner := conns.Owner(cfg, relay.ServerState{})
+			if got := pg.Target().Command; got != want || owner.Command != want {
+				t.Errorf("%s connects as %q, and as the owner as %q", use, got, owner.Command)
 			}
 			return nil
 		})

@@ -135,9 +135,11 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 		return nil, err
 	}
 	defer l.Close()
-	if err := conns.CheckOwner(ctx, cfg, l.Session.Server); err != nil {
+	there, err := l.Session.Server(ctx)
+	if err != nil {
 		return nil, err
 	}
+	owner := conns.Owner(cfg, there)
 	rec, _, err := l.Store.Load(ctx)
 	if err != nil {
 		return nil, err
@@ -163,7 +165,7 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 		return nil, err
 	}
 	if !o.DryRun {
-		if err := w.connect(ctx, cfg); err != nil {
+		if err := w.connect(ctx, owner); err != nil {
 			return nil, err
 		}
 		defer postgres.Close(w.conn)
@@ -173,7 +175,7 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 	}
 	asked := w.conn
 	if asked == nil {
-		if asked, err = conns.Owner(cfg).Connect(ctx); err != nil {
+		if asked, err = owner.Connect(ctx); err != nil {
 			return nil, err
 		}
 		defer postgres.Close(asked)
@@ -278,8 +280,8 @@ func (w *rowWriter) wasErased(ctx context.Context, m *archive.Message, values []
 const originPatience = time.Minute
 
 // connect opens a connection whose transactions have the origin. Only one of a cluster can have it at a time.
-func (w *rowWriter) connect(ctx context.Context, cfg config.Config) (err error) {
-	if w.conn, err = conns.Owner(cfg).Connect(ctx); err != nil {
+func (w *rowWriter) connect(ctx context.Context, owner postgres.Target) (err error) {
+	if w.conn, err = owner.Connect(ctx); err != nil {
 		return err
 	}
 	defer progress.Wait(ctx, "waiting for another outflow archive rows at this PostgreSQL server")()

@@ -117,9 +117,6 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		return nil, err
 	}
 	defer l.Close()
-	if err := conns.CheckOwner(ctx, cfg, l.Session.Server); err != nil {
-		return nil, err
-	}
 	ctx, explain := conns.WhileConnected(ctx, l.NATS)
 	defer func() { err = explain(err) }()
 	c := &command{cfg: cfg, log: log, o: o, l: l, stays: map[string][]uint64{}, untold: map[string]uint64{},
@@ -139,7 +136,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (_
 		}
 		defer func() { _ = c.store.Close() }()
 	}
-	target := conns.Owner(cfg)
+	target := conns.Owner(cfg, c.rd.Server)
 	if c.ledger, err = erasure.Open(ctx, target, l.PGC.Table, cfg.Slot); err != nil {
 		return nil, err
 	}

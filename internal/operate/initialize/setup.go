@@ -316,19 +316,13 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if err := s.checkFree(r); err != nil {
 		return s.fits(err, parts.Slot, s.cfg.Slot)
 	}
-	if s.rows {
-		err := s.fits(conns.CheckOwner(ctx, s.cfg, s.session.Server), parts.Table, catalog.PartitionStates)
-		if err != nil || s.misfit != nil {
-			return err
-		}
-	}
 	if s.dry {
 		if s.rows {
-			err := s.fits(conns.States(ctx, s.cfg, (*partition.Manager).CheckForget), parts.Table,
+			err := s.fits(conns.States(ctx, s.cfg, r.Server, (*partition.Manager).CheckForget), parts.Table,
 				catalog.PartitionStates)
 			if err == nil && s.misfit == nil {
-				err = s.fits(conns.Erasures(ctx, s.cfg, (*erasure.Ledger).CheckLower, s.end(r)), parts.Table,
-					erasure.Table)
+				err = s.fits(conns.Erasures(ctx, s.cfg, r.Server, (*erasure.Ledger).CheckLower, s.end(r)),
+					parts.Table, erasure.Table)
 			}
 			if err != nil || s.misfit != nil {
 				return err
@@ -368,7 +362,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.reportMade(!r.Slot.Exists, parts.Slot, fmt.Sprintf("%s at %v", s.cfg.Slot, start))
 	// before the record is complete: until then nothing is removed from the table
-	if err := conns.States(ctx, s.cfg, (*partition.Manager).Forget); err != nil {
+	if err := conns.States(ctx, s.cfg, r.Server, (*partition.Manager).Forget); err != nil {
 		return err
 	}
 	first := *r.Record
@@ -389,7 +383,7 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	}
 	s.share(&first)
 	// what follows comes behind the end of the stream, which may have gone back
-	if err := conns.Erasures(ctx, s.cfg, (*erasure.Ledger).Lower, s.end(r)); err != nil {
+	if err := conns.Erasures(ctx, s.cfg, r.Server, (*erasure.Ledger).Lower, s.end(r)); err != nil {
 		return err
 	}
 	if err := s.conn.ForgetErased(ctx, r.Stream.ErasedBehind()); err != nil {

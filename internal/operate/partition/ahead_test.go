@@ -27,6 +27,10 @@ func TestPartitionsAreMadeWhileNATSIsAway(t *testing.T) {
 	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": "nats://127.0.0.1:1",
 		"slot": db.Slot, "table": "public.outbox"}, nil)
 	must.Succeed(t, err)
+	cfg.Retain.PostgresURL = outboxdb.New(t, pgtest.Server(t)).URL // that has no outbox, or another one
+	_, err = Run(outboxdb.Within(t), cfg, slog.New(slog.DiscardHandler), Options{Apply: true})
+	outboxdb.WantFault(t, err, outbox.Fatal, "retain_url")
+	cfg.Retain.PostgresURL = db.URL + "&application_name=owner"
 	rep, err := Run(outboxdb.Within(t), cfg, slog.New(slog.DiscardHandler), Options{Apply: true})
 	outboxdb.WantFault(t, err, outbox.Transient, "nats_connect")
 	if rep == nil || len(rep.Steps) < 4 || rep.Steps[0].Action != lifecycle.Create {

@@ -18,6 +18,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/partition"
@@ -69,23 +70,23 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		return nil, &outbox.Fault{Class: outbox.Usage,
 			Message: "source is message: there is no outbox table", Hint: "There is nothing to keep small"}
 	}
-	target := conns.Owner(cfg)
 	l, err := backfill.Open(ctx, cfg, log)
 	if err != nil {
-		return ahead(ctx, cfg, target, o, err)
+		return ahead(ctx, cfg, log, o, err)
 	}
 	defer l.Close()
-	if err := conns.CheckOwner(ctx, cfg, l.Session.Server); err != nil {
+	there, err := l.Session.Server(ctx)
+	if err != nil {
 		return nil, err
 	}
 	c := &command{cfg: cfg, l: l, known: cmp.Or(o.Known, &archive.Known{})}
 	if cfg.Archive.URL != "" {
 		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
-			return ahead(ctx, cfg, target, o, err)
+			return ahead(ctx, cfg, log, o, err)
 		}
 		defer func() { _ = c.store.Close() }()
 	}
-	m, err := partition.Open(ctx, target, c.config(), partition.Options{
+	m, err := partition.Open(ctx, conns.Owner(cfg, there), c.config(), partition.Options{
 		Outside: c.outside, Published: c.published, Step: o.Step, Hit: o.Hit,
 		AcceptUnpublished: o.AcceptUnpublished, Turn: o.Turn, Pass: o.Pass,
 	})
@@ -136,14 +137,23 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 
 // ahead makes the partitions that have to lie ahead although nothing may go, because of cause: NATS, the
 // stream or the archive is away.
-func ahead(ctx context.Context, cfg config.Config, target postgres.Target, o Options, cause error) (*Report,
+func ahead(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, cause error) (*Report,
 	error) {
 	if !o.Apply || cfg.Retain.Table.Method == config.RetainDelete {
 		return nil, cause
 	}
-	m, err := partition.Open(ctx, target, partition.Config{Table: cfg.Table, Slot: cfg.Slot,
-		Every: cfg.Retain.Table.Every, Ahead: cfg.Retain.Table.Ahead}, partition.Options{Step: o.Step,
-		Hit: o.Hit, Outside: func(context.Context) (p partition.Outside, err error) { return p, cause }})
+	var there relay.ServerState // unknown where postgres.url is away: to make a partition removes nothing
+	if s, err := wiring.Inspect(ctx, cfg, log); err == nil {
+		there, _ = s.Server(ctx)
+		s.Close()
+	}
+	m, err := partition.Open(ctx, conns.Owner(cfg, there), partition.Config{Table: cfg.Table,
+		Slot: cfg.Slot, Every: cfg.Retain.Table.Every, Ahead: cfg.Retain.Table.Ahead}, partition.Options{
+		Step: o.Step, Hit: o.Hit,
+		Outside: func(context.Context) (p partition.Outside, err error) { return p, cause }})
+	if f := outbox.FaultOf(err); f != nil && f.Code == "retain_url" {
+		return nil, err
+	}
 	if err != nil {
 		return nil, cause
 	}

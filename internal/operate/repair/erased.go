@@ -76,7 +76,7 @@ func (r *repair) cuts(ctx context.Context, f *finding, s *scan,
 	if s == nil || !end.MayBeBefore(s.requests) {
 		return nil
 	}
-	return conns.Erasures(ctx, r.cfg, do, *end)
+	return conns.Erasures(ctx, r.cfg, f.Server, do, *end)
 }
 
 // forgetErased takes what was erased behind the end that the stream has lost out of its metadata, and out of

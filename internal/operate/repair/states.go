@@ -24,7 +24,7 @@ func (r *repair) checkRights(ctx context.Context, f *finding, p *plan) error {
 	if r.forgets(f, p) {
 		p.notes = append(p.notes, fmt.Sprintf("rows of table %s that --where leaves out and that are in no "+
 			"message count as never published: retention keeps them until that is accepted", r.cfg.Table))
-		if err := conns.States(ctx, r.cfg, (*partition.Manager).CheckForget); err != nil {
+		if err := conns.States(ctx, r.cfg, f.Server, (*partition.Manager).CheckForget); err != nil {
 			return err
 		}
 	}
@@ -37,5 +37,5 @@ func (r *repair) forgetStates(ctx context.Context, f *finding, p *plan) error {
 	if !r.forgets(f, p) {
 		return nil
 	}
-	return conns.States(ctx, r.cfg, (*partition.Manager).Forget)
+	return conns.States(ctx, r.cfg, f.Server, (*partition.Manager).Forget)
 }

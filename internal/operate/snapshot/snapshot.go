@@ -100,8 +100,8 @@ func (s *snapshot) attempt(ctx context.Context) error {
 				return err
 			}
 			// the rows come behind the end of the stream, which may have gone back
-			if err := conns.Erasures(ctx, s.cfg, (*erasure.Ledger).Lower, erasure.End{Stream: s.cfg.Stream,
-				Created: rd.Stream.Created, Last: rd.Stream.LastSeq}); err != nil {
+			if err := conns.Erasures(ctx, s.cfg, rd.Server, (*erasure.Ledger).Lower, erasure.End{
+				Stream: s.cfg.Stream, Created: rd.Stream.Created, Last: rd.Stream.LastSeq}); err != nil {
 				return err
 			}
 			return l.NATS.ForgetErased(ctx, rd.Stream.ErasedBehind())

@@ -1,7 +1,6 @@
 package conns
 
 import (
-	"context"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -12,6 +11,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
@@ -34,13 +34,12 @@ func TestTheOwnerIsOneOfTheOutboxesDatabase(t *testing.T) {
 	} {
 		var cfg config.Config
 		cfg.Postgres.URL, cfg.Retain.PostgresURL = db.URL, url
-		err := CheckOwner(outboxdb.Within(t), cfg, func(context.Context) (relay.ServerState, error) {
-			return there, nil
-		})
+		conn, err := Owner(cfg, there).Connect(outboxdb.Within(t))
 		if refused {
 			outboxdb.WantFault(t, err, outbox.Fatal, "retain_url")
 			continue
 		}
 		must.Succeed(t, err)
+		postgres.Close(conn)
 	}
 }
