@@ -40,10 +40,11 @@ var commands = []Finding{
 		Hint: "Are archive.url, with its prefix, and stream those that `outflow archive run` had? `outflow " +
 			"archive list` shows what is there."},
 	{Code: "archive_denied", Severity: Error, Classes: transient,
-		Title: "The folder of the archive may not be read, or written",
+		Title: "The archive may not be read, or written",
 		Hint: "Run the command as the user whose files these are, which is the one that has written them, " +
 			"or give it the right. `list`, `verify`, `replay` and `restore` only read; the others need a " +
-			"folder that can be written."},
+			"folder that can be written. Of a bucket, give the credentials the rights.",
+		Runbook: "[The rights in a bucket](archive.md#in-a-bucket)."},
 	{Code: "rows_columns", Severity: Error, Classes: fatal,
 		Title: "Archived messages do not carry what the rows of the table need",
 		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as " +

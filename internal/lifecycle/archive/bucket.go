@@ -152,10 +152,14 @@ func (b *bucket) List(ctx context.Context, folder, behind string) (names []strin
 func (b *bucket) Tidy(context.Context, string) ([]string, error) { return nil, nil }
 
 func named(name string, err error) error {
-	if err != nil {
-		err = fmt.Errorf("archive: %s: %w", name, err)
+	if err == nil {
+		return nil
 	}
-	return err
+	said := fmt.Errorf("archive: %s: %w", name, err)
+	if gcerrors.Code(err) == gcerrors.PermissionDenied {
+		return refused(said, "the store refuses this to the credentials of this process")
+	}
+	return said
 }
 
 // CheckCreate refuses a store that overwrites objects that exist: two archivers would each create a manifest,

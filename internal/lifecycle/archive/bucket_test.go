@@ -145,6 +145,25 @@ func (w sizeless) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
+// TestABucketThatRefusesSaysSo, whatever is asked of it.
+func TestABucketThatRefusesSaysSo(t *testing.T) {
+	credentials(t)
+	store := bucketOf(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(w, "<Error><Code>AccessDenied</Code></Error>")
+		})
+	})
+	_, read := store.Read(t.Context(), "v1/S/1.json", 10)
+	_, list := store.List(t.Context(), "v1/S/", "")
+	for _, err := range []error{read, list, store.Create(t.Context(), "v1/S/1.json", []byte("{}")),
+		store.Replace(t.Context(), "v1/S/1.json", []byte("{}"))} {
+		if f := outbox.FaultOf(err); f == nil || f.Code != "archive_denied" {
+			t.Error(err)
+		}
+	}
+}
+
 // TestAStoreThatOverwritesIsRefused: the promise rests on conditional writes, which not every server has.
 func TestAStoreThatOverwritesIsRefused(t *testing.T) {
 	credentials(t)

@@ -151,8 +151,11 @@ func denied(err error) error {
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) {
 		return err
 	}
-	return &outbox.Fault{Code: "archive_denied", Err: err,
-		Message: "the user of this process may not read or write there"}
+	return refused(err, "the user of this process may not read or write there")
+}
+
+func refused(err error, message string) error {
+	return &outbox.Fault{Code: "archive_denied", Message: message, Err: err}
 }
 
 // temporary is how the names of hidden files begin. Whoever makes one holds a lock on it, from before it has
