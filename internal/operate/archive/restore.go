@@ -177,7 +177,7 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 		if folder != "" && f != folder {
 			continue
 		}
-		a, err := archive.Load(ctx, store, f, nil)
+		a, err := archive.LoadBrief(ctx, store, f)
 		switch {
 		case err != nil:
 			return nil, "", err

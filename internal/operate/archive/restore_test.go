@@ -397,3 +397,20 @@ func TestAStreamThatGoesOnIsNoSecondOne(t *testing.T) {
 	_, err = w.restore(RestoreOptions{To: "PAST2"})
 	w.wantFault(err, "flags")
 }
+
+// TestARestoreDoesNotRememberDocuments: of an archive of years they are most of its manifests.
+func TestARestoreDoesNotRememberDocuments(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.archive(false)
+	store, err := open(t.Context(), w.cfg, archive.OpenThere)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, store.Close()) }()
+	a, _, err := find(t.Context(), w.cfg, store, "")
+	must.Succeed(t, err)
+	for _, m := range a.Segments {
+		if m.Count == 0 || m.Docs != nil {
+			t.Errorf("segment %d has %d messages, and %d documents in memory", m.First, m.Count, len(m.Docs))
+		}
+	}
+}
