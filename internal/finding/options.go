@@ -42,6 +42,9 @@ func (o Options) To(command string) string {
 		if (flag == "--database" || flag == "--schema") && !ofConsumers().MatchString(command) {
 			continue
 		}
+		if strings.HasPrefix(flag, "--maintain.") && !strings.HasPrefix(command, "outflow maintain") {
+			continue
+		}
 		if !strings.Contains(command+" ", " "+flag+" ") && !strings.Contains(command, " "+flag+"=") {
 			command += " " + option
 		}

@@ -6,7 +6,7 @@ import "testing"
 // nothing else of a text is touched.
 func TestSuggestedCommandsRepeatTheOptions(t *testing.T) {
 	t.Parallel()
-	o := Options{"--config '/etc/it'\\''s $1.yaml'", "--slot b", "--schema=s"}
+	o := Options{"--config '/etc/it'\\''s $1.yaml'", "--slot b", "--schema=s", "--maintain.listen=:1"}
 	const all = " --config '/etc/it'\\''s $1.yaml' --slot b"
 	for text, want := range map[string]string{
 		"`outflow init`, or `outflow run`":        "`outflow init" + all + "`, or `outflow run" + all + "`",
@@ -15,6 +15,7 @@ func TestSuggestedCommandsRepeatTheOptions(t *testing.T) {
 		"`outflow parked list x`":                 "`outflow parked list x" + all + " --schema=s`",
 		"`nats stream rm X` and outflow init":     "`nats stream rm X` and outflow init",
 		"`outflow init --slot=a`":                 "`outflow init --slot=a --config '/etc/it'\\''s $1.yaml'`",
+		"`outflow maintain`":                      "`outflow maintain" + all + " --maintain.listen=:1`",
 		"`outflow --help`, or `outflow":           "`outflow --help`, or `outflow",
 	} {
 		if got := o.In(text); got != want {

@@ -118,8 +118,19 @@ func helpCommand(root *cobra.Command) *cobra.Command {
 	}
 }
 
-// flagError names the flag that an unknown one was meant to be, where the command knows the settings.
+// wanted is what an option may be, by the type that its help names.
+var wanted = map[string]string{"int": "a whole number", "int64": "a whole number",
+	"uint64": "a whole number, 0 or more", "duration": "a duration such as 90s or 1h30m",
+	"bool": "true or false"}
+
+// flagError says what an option may be, and names the flag that an unknown one was meant to be, where the
+// command knows the settings.
 func flagError(cmd *cobra.Command, err error) error {
+	var bad *pflag.InvalidValueError
+	if errors.As(err, &bad) && wanted[bad.GetFlag().Value.Type()] != "" {
+		return fmt.Errorf("--%s = %q is not possible. Give %s", bad.GetFlag().Name, bad.GetValue(),
+			wanted[bad.GetFlag().Value.Type()])
+	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" && config.HasSettings(cmd) {
 		if near := config.NearestFlag(unknown.GetSpecifiedName()); near != "" {

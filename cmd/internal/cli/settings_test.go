@@ -63,3 +63,22 @@ func TestSettingsAreFlagsOfTheCommandThatRuns(t *testing.T) {
 		}
 	}
 }
+
+// TestAnImpossibleOptionSaysWhatItMayBe, as an impossible setting does.
+func TestAnImpossibleOptionSaysWhatItMayBe(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		"partition apply --accept-unpublished many": `--accept-unpublished = "many" is not possible. Give a whole`,
+		"archive rows --from -1":                    `--from = "-1" is not possible. Give a whole number, 0 or more`,
+		"tail --last 1.5":                           `--last = "1.5" is not possible. Give a whole number`,
+		"drain --timeout 5":                         `--timeout = "5" is not possible. Give a duration such as`,
+		"uninstall --yes=perhaps":                   `--yes = "perhaps" is not possible. Give true or false`,
+	} {
+		var out, err bytes.Buffer
+		a := &App{Name: "outflow", Stdout: &out, Stderr: &err}
+		code := a.run(t.Context(), (*App).Outflow, strings.Fields(line))
+		if code != 2 || !strings.Contains(err.String(), want) {
+			t.Errorf("%s: code %d, %s, want %s", line, code, &err, want)
+		}
+	}
+}

@@ -390,10 +390,7 @@ func ReadSlots(ctx context.Context, q catalog.Querier, others []string) ([]Slot,
 func (m *Manager) explain(doing string, err error) error {
 	switch postgres.SQLState(err) {
 	case postgres.StateInsufficientPrivilege:
-		return postgres.Fatal(err, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, "+
-			"which owns the outbox, with the right CREATE on schema %s", m.root.Owner,
-			postgres.Quote(m.root.Schema)),
-			"the role may not %s", doing)
+		return m.noRight(err, doing)
 	case postgres.StateLockNotAvailable, postgres.StateQueryCanceled:
 		return &outbox.Fault{Class: outbox.Transient, Code: codeLock, Err: err,
 			Message: "could not " + doing + " within the time that the outbox may be locked"}
@@ -406,6 +403,31 @@ func (m *Manager) explain(doing string, err error) error {
 		return err
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+func (m *Manager) noRight(err error, doing string) error {
+	return postgres.Fatal(err, "no_right", fmt.Sprintf("Set retain.postgres_url to a URL of role %s, which "+
+		"owns the outbox, with the right CREATE on schema %s", m.root.Owner, postgres.Quote(m.root.Schema)),
+		"the role may not %s", doing)
+}
+
+// CheckRights refuses what apply would be refused, of partitions or of rows. It is for after a plan.
+func (m *Manager) CheckRights(ctx context.Context, byRows bool) error {
+	sql := "SELECT pg_has_role($1::name, 'USAGE') AND has_schema_privilege($2::text, 'CREATE')"
+	args, doing := []any{m.root.Owner, m.root.Schema}, "change table "+m.root.Quoted()
+	if byRows && m.hasLedger {
+		sql = "SELECT has_table_privilege($1::text, 'DELETE') AND has_table_privilege($2::text, 'INSERT') " +
+			"AND has_table_privilege($2::text, 'UPDATE')"
+		args = []any{m.root.Quoted(), m.ledger()}
+	}
+	var may bool
+	if err := m.conn.QueryRow(ctx, sql, args...).Scan(&may); err != nil {
+		return fmt.Errorf("read the rights on table %s: %w", m.root.Quoted(), err)
+	}
+	if !may {
+		return m.noRight(nil, doing)
+	}
+	return nil
 }
 
 // detail is what PostgreSQL says beside its message: for one, who needs what is to be dropped.

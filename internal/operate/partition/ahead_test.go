@@ -2,28 +2,33 @@ package partition
 
 import (
 	"log/slog"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	lifecycle "github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/outbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
 
+const partitioned = `CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text NOT NULL,
+	actor_id text NOT NULL, counter bigint NOT NULL, payload jsonb NOT NULL,
+	created_at timestamptz NOT NULL DEFAULT now(),
+	PRIMARY KEY (id, created_at)) PARTITION BY RANGE (created_at)`
+
 // TestPartitionsAreMadeWhileNATSIsAway: the services go on writing.
 func TestPartitionsAreMadeWhileNATSIsAway(t *testing.T) {
 	t.Parallel()
 	db := outboxdb.New(t, pgtest.Server(t))
-	db.Exec(`CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), doc_id text NOT NULL,
-		actor_id text NOT NULL, counter bigint NOT NULL, payload jsonb NOT NULL,
-		created_at timestamptz NOT NULL DEFAULT now(),
-		PRIMARY KEY (id, created_at)) PARTITION BY RANGE (created_at)`)
+	db.Exec(partitioned)
 	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": "nats://127.0.0.1:1",
 		"slot": db.Slot, "table": "public.outbox"}, nil)
 	must.Succeed(t, err)
@@ -37,4 +42,34 @@ func TestPartitionsAreMadeWhileNATSIsAway(t *testing.T) {
 		t.Errorf("it did %+v", rep)
 	}
 	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', 1, '{}')")
+}
+
+// TestPlanSaysThatApplyIsRefused: the role does not own the outbox.
+func TestPlanSaysThatApplyIsRefused(t *testing.T) {
+	t.Parallel()
+	for method, sql := range map[string]string{config.RetainPartition: partitioned,
+		config.RetainDelete: outboxdb.PlainTable} {
+		ctx, quiet := outboxdb.Within(t), slog.New(slog.DiscardHandler)
+		db := outboxdb.New(t, pgtest.Server(t))
+		db.Exec(sql)
+		cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": natstest.Server(t).URL(),
+			"slot": db.Slot, "stream": "OUTBOX", "table": "public.outbox", "columns.seq_key": "",
+			"retain.table.method": method}, nil)
+		must.Succeed(t, err)
+		must.Succeed(t, initialize.Run(ctx, cfg, quiet, func(string, ...any) {}, nil))
+		noted := func() bool {
+			rep, err := Run(ctx, cfg, quiet, Options{})
+			must.Succeed(t, err)
+			return strings.Contains(strings.Join(rep.Notes, "\n"), "no_right")
+		}
+		if noted() {
+			t.Errorf("%s: the owner is refused", method)
+		}
+		cfg.Retain.PostgresURL = db.URL + "&role=pg_monitor"
+		_, err = Run(ctx, cfg, quiet, Options{Apply: true})
+		outboxdb.WantFault(t, err, outbox.Fatal, "no_right")
+		if !noted() {
+			t.Errorf("%s: apply is refused, and plan does not say so", method)
+		}
+	}
 }

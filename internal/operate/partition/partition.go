@@ -115,8 +115,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 		rep.Notes = append(rep.Notes, fmt.Sprintf("rows of other shards than %v are in other streams: %s",
 			cfg.Shard, note))
 	}
-	run := m.Plan
-	switch byRows := cfg.Retain.Table.Method == config.RetainDelete; {
+	run, byRows := m.Plan, cfg.Retain.Table.Method == config.RetainDelete
+	switch {
 	case byRows && o.Apply:
 		run = m.Delete
 	case byRows:
@@ -124,8 +124,19 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	case o.Apply:
 		run = m.Apply
 	}
-	if rep.Steps, err = run(ctx); err != nil || cfg.Retain.Table.Method != config.RetainDelete {
+	if rep.Steps, err = run(ctx); err != nil {
 		return rep, err
+	}
+	if !o.Apply {
+		err := m.CheckRights(ctx, byRows)
+		if f := outbox.FaultOf(err); f != nil {
+			rep.Notes = append(rep.Notes, fmt.Sprintf("apply is refused (%s): %v", f.Code, f))
+		} else if err != nil {
+			return rep, err
+		}
+	}
+	if !byRows {
+		return rep, nil
 	}
 	set, err := m.Autovacuum(ctx)
 	if set != "" {

@@ -141,8 +141,9 @@ func (u *uninstall) checkSlot(ctx context.Context) error {
 		return fmt.Errorf("list the connections: %w", err)
 	}
 	if len(connected) > 0 {
-		u.rep.Notes = append(u.rep.Notes, fmt.Sprintf("connected for slot %s: %s. An outflow that stands "+
-			"by ends with exit code 4 when the slot is gone: stop it first", u.cfg.Slot,
+		u.rep.Notes = append(u.rep.Notes, fmt.Sprintf("connected for slot %s: %s. Stop them first: when "+
+			"the slot is gone, an outflow run that stands by ends with exit code 4, and outflow maintain "+
+			"goes on and can do nothing", u.cfg.Slot,
 			strings.Join(connected, ", ")))
 	}
 	return u.checkPublished(ctx)
