@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +23,9 @@ type bucket struct{ b *blob.Bucket }
 
 // What s3store and gcsstore ask of their drivers, where those are built in.
 var (
-	whole = func(*blob.Bucket, func(any) bool) error { return nil }
-	after []func(name string, as func(any) bool) error
+	whole  = func(*blob.Bucket, func(any) bool) error { return nil }
+	after  []func(name string, as func(any) bool) error
+	denies []func(err error) bool // by the answer itself: Google's driver says that nothing is there
 )
 
 // tags are the build tags of the drivers, by the schemes of their URLs.
@@ -98,7 +100,7 @@ func (b *bucket) Read(ctx context.Context, name string, limit int64) (data []byt
 	ctx, done := ask(ctx, name)
 	defer done()
 	r, err := b.b.NewReader(ctx, name, nil)
-	if gcerrors.Code(err) == gcerrors.NotFound {
+	if gcerrors.Code(err) == gcerrors.NotFound && !forbidden(err) {
 		return nil, ErrMissing
 	}
 	if err != nil {
@@ -151,12 +153,18 @@ func (b *bucket) List(ctx context.Context, folder, behind string) (names []strin
 // Tidy has nothing to do: an object is made by one request.
 func (b *bucket) Tidy(context.Context, string) ([]string, error) { return nil, nil }
 
+// forbidden reports whether the store has refused a request for want of a right.
+func forbidden(err error) bool {
+	return gcerrors.Code(err) == gcerrors.PermissionDenied ||
+		slices.ContainsFunc(denies, func(says func(error) bool) bool { return says(err) })
+}
+
 func named(name string, err error) error {
 	if err == nil {
 		return nil
 	}
 	said := fmt.Errorf("archive: %s: %w", name, err)
-	if gcerrors.Code(err) == gcerrors.PermissionDenied {
+	if forbidden(err) {
 		return refused(said, "the store refuses this to the credentials of this process")
 	}
 	return said

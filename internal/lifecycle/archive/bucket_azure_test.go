@@ -4,12 +4,28 @@ package archive
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 )
+
+// TestWhatAzureRefusesIsDenied, for want of a right as well.
+func TestWhatAzureRefusesIsDenied(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("x-ms-error-code", "AuthorizationPermissionMismatch")
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(s.Close)
+	t.Setenv("AZURE_STORAGE_ACCOUNT", "anna")
+	t.Setenv("AZURE_STORAGE_KEY", "aHVzaA==")
+	store, err := Open(t.Context(), "azblob://past?protocol=http&domain="+s.Listener.Addr().String())
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	refuses(t, store)
+}
 
 // TestAContainerOfAzureIsAStore: of Azure Blob Storage.
 func TestAContainerOfAzureIsAStore(t *testing.T) {

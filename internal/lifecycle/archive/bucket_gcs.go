@@ -4,4 +4,4 @@ package archive
 
 import "github.com/outflowhq/outflow/internal/lifecycle/archive/gcsstore"
 
-func init() { after = append(after, gcsstore.After) }
+func init() { after, denies = append(after, gcsstore.After), append(denies, gcsstore.Denied) }

@@ -4,6 +4,7 @@ package archive
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -46,6 +47,19 @@ func TestABucketOfGoogleIsAStore(t *testing.T) {
 		t.Errorf("the server was asked %d times for a part of a list, and to write %d objects", listed,
 			written)
 	}
+}
+
+// TestWhatGoogleRefusesIsNotMissing: an object that may not be read would count as lost.
+func TestWhatGoogleRefusesIsNotMissing(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	t.Cleanup(s.Close)
+	t.Setenv("STORAGE_EMULATOR_HOST", s.Listener.Addr().String())
+	store, err := Open(t.Context(), "gs://past?prefix=orders/")
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	refuses(t, store)
 }
 
 // TestABucketOfGoogleThatOverwritesIsRefused, as any other store.

@@ -154,6 +154,12 @@ func TestABucketThatRefusesSaysSo(t *testing.T) {
 			_, _ = io.WriteString(w, "<Error><Code>AccessDenied</Code></Error>")
 		})
 	})
+	refuses(t, store)
+}
+
+// refuses: a store that answers nothing but 403 says so, whatever is asked.
+func refuses(t *testing.T, store Store) {
+	t.Helper()
 	_, read := store.Read(t.Context(), "v1/S/1.json", 10)
 	_, list := store.List(t.Context(), "v1/S/", "")
 	for _, err := range []error{read, list, store.Create(t.Context(), "v1/S/1.json", []byte("{}")),
