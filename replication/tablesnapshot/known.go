@@ -26,7 +26,7 @@ const KnownTable = "pg_temp.outflow_known"
 // LoadKnown tells the reader the ids of what is published, as the function of that name does. Call it once,
 // and before the snapshot that the reader takes is exported, which would not see them.
 func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
-	err := LoadKnown(ctx, r.conn, fill)
+	err := LoadKnown(ctx, r.conn, func() error { return nil }, fill)
 	r.known = err == nil
 	return err
 }
@@ -41,17 +41,18 @@ const (
 
 // LoadKnown makes [KnownTable] on a connection: fill calls add with the hash of each id that is published.
 // The server keeps them, so memory does not grow with them. fill may take its time, and leaves the connection
-// alone.
-func LoadKnown(ctx context.Context, conn *pgx.Conn, fill func(add func(IDHash) error) error) error {
-	return loadKnown(ctx, conn, knownBeat, fill)
+// alone: what else is done over it does between, which is called between the statements.
+func LoadKnown(ctx context.Context, conn *pgx.Conn, between func() error,
+	fill func(add func(IDHash) error) error) error {
+	return loadKnown(ctx, conn, knownBeat, between, fill)
 }
 
-func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration,
+func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, between func() error,
 	fill func(add func(IDHash) error) error) error {
 	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum bytea NOT NULL)"); err != nil {
 		return knownFault(err)
 	}
-	l := &loader{conn: conn}
+	l := &loader{conn: conn, between: between}
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer crash.Guard()
@@ -81,11 +82,12 @@ func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration,
 
 // loader sends ids. Any goroutine may use it.
 type loader struct {
-	mu   sync.Mutex // guards all, and the connection
-	conn *pgx.Conn
-	ids  []byte // each with its length before it, as in the binary format of an array
-	n    int
-	err  error // that the server has refused something, or is gone
+	mu      sync.Mutex // guards all, and the connection
+	conn    *pgx.Conn
+	between func() error
+	ids     []byte // each with its length before it, as in the binary format of an array
+	n       int
+	err     error // that the server has refused something, or is gone
 }
 
 func (l *loader) add(ctx context.Context, id IDHash) error {
@@ -101,11 +103,10 @@ func (l *loader) add(ctx context.Context, id IDHash) error {
 func (l *loader) beat(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.n > 0 {
-		_ = l.flush(ctx) // add returns its error
-	} else if l.err == nil {
+	if l.n == 0 && l.err == nil {
 		l.err = l.conn.Ping(ctx)
 	}
+	_ = l.flush(ctx) // add returns its error
 }
 
 // flush sends what there is in one message: the server waits for the rest of one with the same patience as
@@ -122,6 +123,9 @@ func (l *loader) flush(ctx context.Context) error {
 			"INSERT INTO "+KnownTable+" SELECT pg_catalog.unnest($1)", [][]byte{append(array, l.ids...)},
 			[]uint32{pgtype.ByteaArrayOID}, []int16{pgtype.BinaryFormatCode}, nil).Close()
 		l.ids, l.n = l.ids[:0], 0
+	}
+	if l.err == nil {
+		l.err = l.between()
 	}
 	return l.err
 }

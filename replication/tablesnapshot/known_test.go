@@ -118,7 +118,7 @@ func TestOneThatStopsWhileItLoadsLosesItsSession(t *testing.T) {
 	_, err = r.conn.Exec(within(t), "SET idle_session_timeout = 500")
 	must.Succeed(t, err)
 	pid := fmt.Sprint(r.conn.PgConn().PID())
-	err = loadKnown(within(t), r.conn, time.Hour, func(add func(IDHash) error) error {
+	err = loadKnown(within(t), r.conn, time.Hour, none, func(add func(IDHash) error) error {
 		for range knownBatch + 1 {
 			must.Succeed(t, add(IDHash{}))
 		}
@@ -144,7 +144,7 @@ func TestIDsThatComeSlowlyAreWaitedFor(t *testing.T) {
 		return d.Text("SELECT state_change::text FROM pg_stat_activity WHERE pid = $1::text::int",
 			fmt.Sprint(r.conn.PgConn().PID()))
 	}
-	must.Succeed(t, loadKnown(within(t), r.conn, time.Millisecond, func(add func(IDHash) error) error {
+	must.Succeed(t, loadKnown(within(t), r.conn, time.Millisecond, none, func(add func(IDHash) error) error {
 		for n := range 3 {
 			for range 2 { // one of them with the id
 				before := said()
@@ -244,3 +244,6 @@ func TestKnownRowsWaitForNoStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// none is what is done between the statements.
+func none() error { return nil }

@@ -26,6 +26,10 @@ const (
 	lockPause    = time.Second
 )
 
+// again is how often the partitions that have to lie ahead are made in a run that takes its time: it may have
+// to read the whole archive, and writers need them.
+const again = time.Minute
+
 // advisory is the class of the lock that keeps two runs apart. The object is the outbox.
 const advisory = 0x6f757466
 
@@ -55,6 +59,17 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 	case err != nil:
 		failed = append(failed, err)
 	}
+	made := time.Now()
+	m.between = func() error {
+		if time.Since(made) < cmp.Or(m.cfg.again, again) {
+			return nil
+		}
+		err := m.ahead(ctx, did)
+		if made = time.Now(); lost(err) {
+			return err
+		}
+		return nil // the next run begins with it, and says what is wrong
+	}
 	// first all up to where every slot has confirmed it, so that the stream is read once for all of them
 	tried := len(steps)+len(failed) > 0 // since the situation was read: otherwise it is still that one
 	held := map[uint32]bool{}           // partitions that something was tried with that was not to be had
@@ -69,6 +84,9 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 		for _, p := range s.all {
 			if held[p.OID] {
 				continue
+			}
+			if err := m.between(); err != nil {
+				return steps, err
 			}
 			done, rest, err := m.advance(ctx, s, p, far)
 			for _, step := range done {

@@ -1,10 +1,12 @@
 package partition
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -167,5 +169,30 @@ func TestASurveySaysWhatLiesAheadAndWhoIsInTheWay(t *testing.T) {
 	w.Exec("CREATE TABLE rest PARTITION OF outbox FOR VALUES FROM ('2300-01-01') TO (MAXVALUE)")
 	if s := w.look(); s.Ranges {
 		t.Errorf("with one that never ends: %+v", s)
+	}
+}
+
+// TestPartitionsAreMadeWhileIDsAreRead: that may take hours, and the services need the next one.
+func TestPartitionsAreMadeWhileIDsAreRead(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.confirm(w.Slot)
+	w.cfg.again = 1
+	ahead := func() string {
+		return w.Text("SELECT count(*)::text FROM outflow_partitions WHERE lower > now()")
+	}
+	before, read := ahead(), w.o.Published
+	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+		w.Exec("DROP TABLE " + w.Text("SELECT name FROM outflow_partitions WHERE lower > now() " +
+			"ORDER BY lower DESC LIMIT 1"))
+		for range 5000 { // as many as go to the server at a time
+			must.Succeed(t, add([16]byte{}))
+		}
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1, '{}', " +
+			"max(lower) FROM outflow_partitions")
+		return read(ctx, in, add)
+	}
+	if w.apply(); ahead() != before || w.exists(0) {
+		t.Errorf("%s lie ahead, and before %s did; the old one is %s", ahead(), before, w.state(0))
 	}
 }

@@ -73,12 +73,13 @@ type Manager struct {
 	cfg       Config
 	conn      *pgx.Conn
 	root      Root
-	hasLedger bool       // in the outbox's schema
-	oldLedger bool       // it lacks a column
-	ledgers   []string   // with rows of the outbox, and that one
-	stale     []string   // those with rows that have to be taken up
-	published *published // nil: the stream was not read yet
-	began     time.Time  // when this run did
+	hasLedger bool         // in the outbox's schema
+	oldLedger bool         // it lacks a column
+	ledgers   []string     // with rows of the outbox, and that one
+	stale     []string     // those with rows that have to be taken up
+	published *published   // nil: the stream was not read yet
+	began     time.Time    // when this run did
+	between   func() error // what is done while something is read that takes its time
 	o         Options
 
 	now func() time.Time // by which is counted how long transactions are waited for
@@ -123,7 +124,7 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, conn: conn, o: o, now: time.Now}
+	m := &Manager{cfg: cfg, conn: conn, o: o, now: time.Now, between: func() error { return nil }}
 	defer func() {
 		if err != nil {
 			m.Close()

@@ -40,6 +40,7 @@ type Config struct {
 
 	beat   time.Duration // 0: the constant
 	looked time.Duration // likewise
+	again  time.Duration // likewise
 }
 
 // Slot is a slot that reads rows from the database.

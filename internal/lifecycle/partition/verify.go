@@ -47,7 +47,7 @@ func (m *Manager) load(ctx context.Context, in []Period) error {
 		return fmt.Errorf("drop the temporary table of what is published: %w", err)
 	}
 	p := &published{left: in[1:]}
-	err := tablesnapshot.LoadKnown(ctx, m.conn, func(add func(tablesnapshot.IDHash) error) (err error) {
+	err := tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(add func(tablesnapshot.IDHash) error) (err error) {
 		p.seen, err = m.o.Published(ctx, in[0], func(id [16]byte) error { return add(id) })
 		p.seen.Stream.Created = p.seen.Stream.Created.Truncate(time.Microsecond)
 		return err
