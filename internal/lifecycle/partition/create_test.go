@@ -183,7 +183,7 @@ func TestPartitionsAreMadeWhileIDsAreRead(t *testing.T) {
 	}
 	before, read := ahead(), w.o.Published
 	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
-		w.Exec("DROP TABLE " + w.Text("SELECT name FROM outflow_partitions WHERE lower > now() " +
+		w.Exec("DROP TABLE " + w.Text("SELECT name FROM outflow_partitions WHERE lower > now() "+
 			"ORDER BY lower DESC LIMIT 1"))
 		for range 5000 { // as many as go to the server at a time
 			must.Succeed(t, add([16]byte{}))

@@ -409,7 +409,13 @@ func (m *Manager) refuse(where string, gone missing) error {
 		message += " of the archive"
 		fallthrough
 	default:
-		message += fmt.Sprintf(" has their %s; %s", m.cfg.ID, strings.Join(gone.ids, ", "))
+		message += fmt.Sprintf(" has their %s", m.cfg.ID)
+		if len(gone.ids) > 0 {
+			message += "; " + strings.Join(gone.ids, ", ")
+		}
+	}
+	if !gone.again.IsZero() {
+		message += fmt.Sprintf(" (compared again at %s, or by `outflow partition apply`)", stamp(gone.again))
 	}
 	hint := fmt.Sprintf("They are older than init, were attached with a partition, written to it when it "+
 		"was detached, or in an accepted gap of the archive; or the stream's limits took their messages "+

@@ -50,6 +50,7 @@ type Partition struct {
 	Verified   *Sum
 	Accepted   int64 // rows that were never published
 	Refused    int64 // rows of that kind that were found when it was compared last, and not accepted
+	RefusedAt  time.Time
 	came       State // how far an earlier run had come, where this one does a part of that again
 	Stream     Stream
 	Inserts    *int64 // Written, as it was last seen to change
@@ -103,7 +104,8 @@ type Options struct {
 	AcceptUnpublished int64 // partitions with exactly so many rows that were never published may go; 0: none
 
 	// Turn is how long rows are let go at most, because others wait for it, and no shorter than it took to
-	// find out which may; 0: until all have gone. The next run goes on.
+	// find out which may; 0: until all have gone. The next run goes on. As it comes by itself, it does not
+	// compare again what was refused a short time ago.
 	Turn time.Duration
 	Pass *Pass // how far the run before has come with a plain table; may be nil where there is no Turn
 }

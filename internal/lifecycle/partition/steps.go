@@ -29,6 +29,9 @@ func (m *Manager) advance(ctx context.Context, s *situation, p *Partition, far b
 		if !step.Action.does() || late && !far {
 			return done, &step, nil
 		}
+		if again := m.again(p); s.Archive.Err == nil && step.Action != Drop && s.Now.Before(again) {
+			return done, nil, m.refuse("partition "+p.Name, missing{count: p.Refused, again: again})
+		}
 		did, err := m.do(ctx, s, p, step)
 		if err != nil {
 			return done, nil, err

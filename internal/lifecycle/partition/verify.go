@@ -77,7 +77,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	default:
 		in := Period{p.Lower, p.Upper}
 		for _, q := range s.all {
-			if q.State == Durable || q.State == Archived {
+			if (q.State == Durable || q.State == Archived) && !s.Now.Before(m.again(q)) {
 				in = in.with(q)
 			}
 		}
@@ -130,6 +130,19 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	}
 }
 
+// maxRest is how long a partition that was refused is not compared again at most.
+const maxRest = 24 * time.Hour
+
+// again is when a partition that was refused is compared again; zero: with each run. Each time everything is
+// read for it, the whole archive, so it is as long after as it was since it was sealed. Who publishes or
+// accepts the rows does not wait for that: each run of a person compares it.
+func (m *Manager) again(p *Partition) (at time.Time) {
+	if m.o.Turn > 0 && p.Refused > 0 {
+		at = p.RefusedAt.Add(min(p.RefusedAt.Sub(p.Sealed), maxRest))
+	}
+	return at
+}
+
 // with is the period with a partition's range.
 func (in Period) with(p *Partition) Period {
 	if p.Lower.Before(in.Since) {
@@ -148,6 +161,7 @@ type missing struct {
 	hashes []string // of a plain table, of at most maxMissing ids
 	aged   int64    // how many more are older than the oldest message, and seen to be published by the fence
 
+	again   time.Time // when they are looked for again; zero: they were just now
 	crowded time.Time // when the newest fence was set that has too many for them to be noted; zero: none has
 }
 
@@ -186,6 +200,9 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead 
 				return nil
 			default:
 				p.Refused = gone.count
+				if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&p.RefusedAt); err != nil {
+					return err
+				}
 			}
 			return m.note(ctx, tx, p)
 		})

@@ -195,3 +195,46 @@ func TestWithoutAnIDOnlyTheFenceOfTheSameStreamCounts(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatWasRefusedIsNotComparedByEachRun that comes by itself: everything is read for it, for one row the
+// whole archive. The others go meanwhile, and only what is near to them is read.
+func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 3)
+	w.insert(0, 1, false)
+	w.insert(2, 1, true)
+	w.cfg.Age = time.Since(day.AddDate(0, 0, 1)) // the first one is beyond it
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 days'")
+	w.confirm(w.Slot)
+	refused := func(reads int, says string) {
+		t.Helper()
+		w.reads = nil
+		_, err := w.try()
+		f := wantFault(t, err, outbox.Gap, codeUnpublished)
+		if len(w.reads) != reads || !strings.Contains(f.Message, says) ||
+			!strings.Contains(f.Hint, "--accept-unpublished 1") {
+			t.Errorf("it read %v: %v", w.reads, f)
+		}
+	}
+	again := func() { w.Exec("UPDATE outflow_partitions SET refused_at = refused_at - interval '1 day'") }
+	refused(3, "1 rows of partition")
+	refused(3, "1 rows of partition") // by a person
+	w.o.Turn = time.Hour
+	refused(0, "compared again at")
+	w.cfg.Age = 0
+	refused(0, "compared again at") // and seals the others
+	w.confirm(w.Slot)
+	refused(1, "compared again at")
+	if w.exists(2) || w.reads[0].Since.Before(day.AddDate(0, 0, 1).Add(-margin)) {
+		t.Errorf("of the last one, which is %s, it read %v", w.state(2), w.reads)
+	}
+	again()
+	refused(3, "1 rows of partition")
+	w.published[w.Text("SELECT id::text FROM outbox_0")] = true
+	refused(0, "compared again at")
+	again()
+	if w.apply(); w.exists(0) {
+		t.Errorf("its row is published, and it is %s", w.state(0))
+	}
+}
