@@ -39,7 +39,8 @@ const (
 	knownBeat  = 15 * time.Second
 )
 
-// LoadKnown makes [KnownTable] on a connection: fill calls add with the hash of each id that is published.
+// LoadKnown makes [KnownTable] on a connection, or adds to it: fill calls add with the hash of each id that is
+// published.
 // The server keeps them, so memory does not grow with them. fill may take its time, and leaves the connection
 // alone: what else is done over it does between, which is called between the statements.
 func LoadKnown(ctx context.Context, conn *pgx.Conn, between func() error,
@@ -49,7 +50,7 @@ func LoadKnown(ctx context.Context, conn *pgx.Conn, between func() error,
 
 func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, between func() error,
 	fill func(add func(IDHash) error) error) error {
-	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE outflow_known (sum bytea NOT NULL)"); err != nil {
+	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE IF NOT EXISTS outflow_known (sum bytea NOT NULL)"); err != nil {
 		return knownFault(err)
 	}
 	l := &loader{conn: conn, between: between}

@@ -181,6 +181,25 @@ func (m *Manager) unknown(ctx context.Context, t *plain, condition string, id ca
 	return all, of, nil
 }
 
+// missed is what unknown finds when all periods were read, or with the first of them by which it finds none.
+func (m *Manager) missed(ctx context.Context, t *plain, in []Period, rows, of string, id catalog.Column) (
+	gone missing, by map[int]missing, err error) {
+	var lacking ids
+	for err = m.load(ctx, in); err == nil; in = in[1:] {
+		gone, by, err = m.unknown(ctx, t, rows+of, id)
+		if err != nil || gone.count == 0 || len(in) == 1 {
+			break
+		}
+		if lacking == nil {
+			lacking, err = m.lacking(ctx, m.root.Quoted(), rows+" AND "+m.own(), id)
+		}
+		if err == nil {
+			err = m.readIDs(ctx, in[1], lacking.mayHave)
+		}
+	}
+	return gone, by, err
+}
+
 // unarchived looks for rows behind the fence whose ids are in no message of the archive. That is asked of
 // each row: its message may be lost by a gap that was accepted. Rows that older fences have let go are gone,
 // so the segments of that time are read first, and others only if rows are missing then.
@@ -202,15 +221,8 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		}
 		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
 	}
-	for in := periods(Period{t.all[0].Sealed, p.Sealed}); len(in) > 0; in = in[1:] {
-		if err := m.load(ctx, in); err != nil {
-			return gone, err
-		}
-		if gone, _, err = m.unknown(ctx, t, before(p), c); err != nil || gone.count == 0 {
-			return gone, err
-		}
-	}
-	return gone, nil
+	gone, _, err = m.missed(ctx, t, periods(Period{t.all[0].Sealed, p.Sealed}), before(p), "", c)
+	return gone, err
 }
 
 // own is the condition of the rows that go to this stream.

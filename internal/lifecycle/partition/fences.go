@@ -394,16 +394,8 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 		if first > 0 {
 			in.Since = t.all[first-1].Sealed
 		}
-		for left := periods(in); len(left) > 0; left = left[1:] {
-			if err := m.load(ctx, left); err != nil {
-				return gone, err
-			}
-			if gone, of, err = m.unknown(ctx, t, rows+old, id); err != nil {
-				return gone, err
-			}
-			if gone.count == 0 {
-				break
-			}
+		if gone, of, err = m.missed(ctx, t, periods(in), rows, old, id); err != nil {
+			return gone, err
 		}
 		t.Stream = m.published.seen.Stream // the newest that is known of it
 	}

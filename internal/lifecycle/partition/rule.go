@@ -38,9 +38,10 @@ type Config struct {
 	// OwnOnly: what was replicated from other servers is not published.
 	OwnOnly bool
 
-	beat   time.Duration // 0: the constant
-	looked time.Duration // likewise
-	again  time.Duration // likewise
+	beat     time.Duration // 0: the constant
+	looked   time.Duration // likewise
+	again    time.Duration // likewise
+	together int64         // likewise
 }
 
 // Slot is a slot that reads rows from the database.

@@ -1,7 +1,9 @@
 package partition
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -37,8 +39,14 @@ const maxNamed = 10
 
 // published is what the connection's temporary table has of the stream.
 type published struct {
+	of   Period   // the ranges of partitions that all ids were read for
 	left []Period // what can be read if rows are missing
 	seen Seen
+}
+
+// covers reports whether all ids of about the time of a partition's rows were read.
+func (p *published) covers(q *Partition) bool {
+	return p.of == p.of.with(q)
 }
 
 // load reads the ids of the stream's events, in the first of some periods.
@@ -46,28 +54,82 @@ func (m *Manager) load(ctx context.Context, in []Period) error {
 	if _, err := m.conn.Exec(ctx, "DROP TABLE IF EXISTS "+tablesnapshot.KnownTable); err != nil {
 		return fmt.Errorf("drop the temporary table of what is published: %w", err)
 	}
-	p := &published{left: in[1:]}
-	err := tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(add func(tablesnapshot.IDHash) error) (err error) {
-		p.seen, err = m.o.Published(ctx, in[0], func(id [16]byte) error { return add(id) })
+	m.published = &published{left: in[1:]}
+	return m.readIDs(ctx, in[0], func([16]byte) bool { return m.cfg.ID != "" })
+}
+
+// lacking are the ids that are not loaded of the rows of a table for which a condition holds. They alone are
+// looked for in other periods, which may have many times as many as were loaded.
+func (m *Manager) lacking(ctx context.Context, table, condition string, id catalog.Column) (some ids,
+	err error) {
+	some = make(ids, 1<<idBits/64)
+	rows, err := m.conn.Query(ctx, fmt.Sprintf("SELECT %s FROM ONLY %s t WHERE %s AND NOT %s",
+		tablesnapshot.HashOf("t", id), table, condition, tablesnapshot.Known("t", id)))
+	if err == nil {
+		var hash [16]byte
+		_, err = pgx.ForEachRow(rows, []any{&hash}, func() error {
+			some.add(hash)
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for rows of %s that are not published: %w", table, err)
+	}
+	return some, nil
+}
+
+// readIDs adds ids to the temporary table, those that are wanted.
+func (m *Manager) readIDs(ctx context.Context, in Period, wanted func(id [16]byte) bool) error {
+	p, first := m.published, m.published.seen.Stream
+	m.published = nil // unless all goes well
+	err := tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(add func(tablesnapshot.IDHash) error) (
+		err error) {
+		p.seen, err = m.o.Published(ctx, in, func(id [16]byte) error {
+			if !wanted(id) {
+				return nil
+			}
+			return add(id)
+		})
 		p.seen.Stream.Created = p.seen.Stream.Created.Truncate(time.Microsecond)
 		return err
 	})
+	if !first.Created.IsZero() { // some ids are of that one: nothing goes if it was made anew meanwhile
+		p.seen.Stream = Stream{first.Created, max(first.LastSeq, p.seen.Stream.LastSeq)}
+	}
 	if err == nil {
 		m.published = p
 	}
 	return err
 }
 
+// ids are hashes of ids, of which each stands for all with the same first bits: 32 MiB, however many. Of
+// those that are not among a million 0.4 % seem to be.
+type ids []uint64
+
+const idBits = 28
+
+func (s ids) add(id [16]byte) {
+	n := bit(id)
+	s[n/64] |= 1 << (n % 64)
+}
+
+func (s ids) mayHave(id [16]byte) bool {
+	n := bit(id)
+	return s[n/64]&(1<<(n%64)) != 0
+}
+
+func bit(id [16]byte) uint64 { return binary.BigEndian.Uint64(id[:]) >> (64 - idBits) }
+
 // accepts reports whether a person has accepted that these rows are missing. They are only when everything
 // was read.
-func (m *Manager) accepts(gone missing) bool {
-	return gone.count > 0 && gone.count == m.o.AcceptUnpublished && len(m.published.left) == 0
+func (m *Manager) accepts(gone missing, everything bool) bool {
+	return gone.count > 0 && gone.count == m.o.AcceptUnpublished && everything
 }
 
 // verify compares a partition's rows with what is published, while nobody writes to it.
 func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
 	switch {
-	case m.published != nil:
+	case m.published != nil && (m.cfg.ID == "" || m.published.covers(p)):
 	case m.cfg.ID == "" && !m.cfg.Archive:
 		m.published = &published{seen: Seen{Stream: s.Stream}}
 	case m.cfg.ID == "": // no object of it may be lost
@@ -75,12 +137,8 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return step, err
 		}
 	default:
-		in := Period{p.Lower, p.Upper}
-		for _, q := range s.all {
-			if (q.State == Durable || q.State == Archived) && !s.Now.Before(m.again(q)) {
-				in = in.with(q)
-			}
-		}
+		of := m.near(s, p)
+		in := of
 		if !in.Since.IsZero() {
 			in.Since = in.Since.Add(-aheadOfUTC(m.root.KeyType))
 		}
@@ -90,10 +148,12 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 		if err := m.load(ctx, periods(in)); err != nil {
 			return step, err
 		}
+		m.published.of = of
 	}
-	for {
+	var lacking ids
+	for left := m.published.left; ; left = left[1:] {
 		s.Stream = m.published.seen.Stream // the newest that is known of it
-		instead, missing, err := m.compare(ctx, s.Facts, p)
+		instead, missing, err := m.compare(ctx, s.Facts, p, len(left) == 0)
 		switch {
 		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
 			return m.held(ctx, p)
@@ -101,7 +161,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return step, m.explain("verify partition "+p.Name, err)
 		case instead.Action != "":
 			return instead, nil
-		case missing.count == 0 || m.accepts(missing):
+		case missing.count == 0 || m.accepts(missing, len(left) == 0):
 			m.o.Hit("partition.compared")
 			step.again = p.came == Verified
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
@@ -120,14 +180,43 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 					p.SealedSum.Rows)
 			}
 			return step, nil
-		case len(m.published.left) > 0:
-			if err := m.load(ctx, m.published.left); err != nil {
+		case len(left) > 0:
+			if lacking == nil {
+				c, which, err := m.compared(ctx, m.conn, p)
+				if err != nil {
+					return step, err
+				}
+				if lacking, err = m.lacking(ctx, p.Name, which, c); err != nil {
+					return step, err
+				}
+			}
+			if err := m.readIDs(ctx, left[0], lacking.mayHave); err != nil {
 				return step, err
 			}
 			continue
 		}
 		return step, m.refuse("partition "+p.Name, missing)
 	}
+}
+
+// together is how many rows partitions have at most whose ids are read together.
+const together = 10_000_000
+
+// near is the range of a partition, and of those right behind it that are compared next: their messages are
+// read once for all of them.
+func (m *Manager) near(s *situation, p *Partition) Period {
+	in, rows := Period{p.Lower, p.Upper}, p.SealedSum.Rows
+	for _, q := range s.all[slices.Index(s.all, p)+1:] {
+		if q.State != Durable && q.State != Archived || s.Now.Before(m.again(q)) {
+			continue
+		}
+		rows += q.SealedSum.Rows
+		if rows > cmp.Or(m.cfg.together, together) || !in.Until.IsZero() && q.Lower.After(in.Until) {
+			break
+		}
+		in = in.with(q)
+	}
+	return in
 }
 
 // maxRest is how long a partition that was refused is not compared again at most.
@@ -167,8 +256,8 @@ type missing struct {
 
 // compare looks for rows that are not published, and if there are none, or as many as are accepted, notes
 // that.
-func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead Step, gone missing,
-	err error) {
+func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everything bool) (instead Step,
+	gone missing, err error) {
 	err = m.retry(ctx, func() error {
 		instead, gone = Step{}, missing{}
 		return m.inTx(ctx, func(tx pgx.Tx) error {
@@ -193,10 +282,10 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead 
 				}
 			}
 			switch {
-			case gone.count == 0 || m.accepts(gone):
+			case gone.count == 0 || m.accepts(gone, everything):
 				p.State, p.Verified, p.Stream = Verified, &found, m.published.seen.Stream
 				p.Accepted, p.Refused = gone.count, 0
-			case len(m.published.left) > 0: // more of the stream is read first
+			case !everything: // more of the stream is read first
 				return nil
 			default:
 				p.Refused = gone.count
@@ -214,17 +303,16 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition) (instead 
 // rows that are older than what is left are not missed in a partition that Outflow made: all of its rows came
 // by way of the WAL, and the fence shows that they were published.
 func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gone missing, err error) {
-	t, err := catalog.ReadTable(ctx, tx, p.Name)
+	c, which, err := m.compared(ctx, tx, p)
 	if err != nil {
 		return gone, err
 	}
-	c, ok := t.Column(m.cfg.ID)
-	if !ok {
-		return gone, postgres.Fatal(nil, "column_missing", "Set columns.id", "partition %s has no column %q",
-			p.Name, m.cfg.ID)
-	}
 	aged := "false"
 	if seen := m.published.seen; p.Made && seen.Removed {
+		t, err := catalog.ReadTable(ctx, tx, p.Name)
+		if err != nil {
+			return gone, err
+		}
 		key, err := m.root.ColumnOf(t, m.root.Key)
 		if err != nil {
 			return gone, err
@@ -233,15 +321,6 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		if seen.Oldest.IsZero() {
 			aged = "true"
 		}
-	}
-	if m.cfg.ShardBy != "" && m.cfg.Own != "" {
-		if _, err := m.root.ColumnOf(t, m.cfg.ShardBy); err != nil {
-			return gone, err
-		}
-	}
-	which := m.own()
-	if p.DetachXmin != 0 && m.cfg.Own != "" { // rows that came late are in no stream, of whatever shard
-		which = fmt.Sprintf("(%s OR %s >= %d)", which, written, p.DetachXmin)
 	}
 	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
 			FROM ONLY %[3]s t WHERE NOT %[4]s AND %[6]s)
@@ -254,4 +333,28 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)
 	}
 	return gone, nil
+}
+
+// compared says which rows of a partition are compared, and by which column.
+func (m *Manager) compared(ctx context.Context, q catalog.Querier, p *Partition) (id catalog.Column,
+	which string, err error) {
+	t, err := catalog.ReadTable(ctx, q, p.Name)
+	if err != nil {
+		return id, "", err
+	}
+	id, ok := t.Column(m.cfg.ID)
+	if !ok {
+		return id, "", postgres.Fatal(nil, "column_missing", "Set columns.id",
+			"partition %s has no column %q", p.Name, m.cfg.ID)
+	}
+	if m.cfg.ShardBy != "" && m.cfg.Own != "" {
+		if _, err := m.root.ColumnOf(t, m.cfg.ShardBy); err != nil {
+			return id, "", err
+		}
+	}
+	which = m.own()
+	if p.DetachXmin != 0 && m.cfg.Own != "" { // rows that came late are in no stream, of whatever shard
+		which = fmt.Sprintf("(%s OR %s >= %d)", which, written, p.DetachXmin)
+	}
+	return id, which, nil
 }

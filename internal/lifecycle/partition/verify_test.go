@@ -1,6 +1,8 @@
 package partition
 
 import (
+	"context"
+	"crypto/sha256"
 	"slices"
 	"strings"
 	"testing"
@@ -236,5 +238,84 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 	again()
 	if w.apply(); w.exists(0) {
 		t.Errorf("its row is published, and it is %s", w.state(0))
+	}
+}
+
+// TestFewIDsAreLoadedForARowThatIsMissing: beyond the time of the rows there may be a thousand times as many.
+func TestFewIDsAreLoadedForARowThatIsMissing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 4, true)
+	w.insert(0, 1, false)
+	w.apply()
+	w.confirm(w.Slot)
+	read := w.o.Published
+	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+		if len(w.reads) == 0 {
+			return read(ctx, in, add)
+		}
+		w.reads = append(w.reads, in)
+		for id := range w.published {
+			for n := range byte(100) {
+				sum := sha256.Sum256([]byte(id))
+				sum[15] = n
+				must.Succeed(t, add([16]byte(sum[:16])))
+			}
+		}
+		return w.seen, nil
+	}
+	m := w.manager()
+	_, err := m.Apply(outboxdb.Within(t))
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	var n int
+	must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SELECT count(*) FROM pg_temp.outflow_known").Scan(&n))
+	if n != 4 || len(w.reads) != 3 {
+		t.Errorf("it knows %d ids after %v", n, w.reads)
+	}
+}
+
+// TestOnlyWhatIsNearIsReadTogether: for what lies apart, and for many rows, the ids are read one after the
+// other, so that few are in PostgreSQL at once.
+func TestOnlyWhatIsNearIsReadTogether(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		together int64
+		reads    int
+	}{{0, 2}, {9, 3}, {10, 2}} {
+		w := newWorld(t, pgtest.Server(t), 2)
+		w.cfg.together = c.together
+		w.Exec("CREATE TABLE outbox_30 PARTITION OF outbox FOR VALUES FROM ('2024-05-31') TO ('2024-06-01')")
+		for _, i := range []int{0, 1, 30} {
+			w.insert(i, 5, true)
+		}
+		w.apply()
+		w.confirm(w.Slot)
+		if w.apply(); len(w.reads) != c.reads || w.exists(0) || w.exists(1) || w.exists(30) {
+			t.Errorf("at most %d together: it read %v", c.together, w.reads)
+		}
+	}
+}
+
+// TestAStreamThatIsMadeAnewWhileItIsReadShowsNothing: some ids are of the one, and some of the other.
+func TestAStreamThatIsMadeAnewWhileItIsReadShowsNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 4, true)
+	w.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'late', 9, '{}',
+		'2024-05-01 02:00Z')`)
+	w.apply()
+	w.confirm(w.Slot)
+	read := w.o.Published
+	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+		if len(w.reads) == 1 {
+			w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+			w.seen.Stream = w.out.Stream
+			clear(w.published)
+			w.published[w.Text("SELECT id::text FROM outbox_0 WHERE actor_id = 'late'")] = true
+		}
+		return read(ctx, in, add)
+	}
+	if w.apply(); !w.exists(0) || len(w.reads) != 2 {
+		t.Errorf("it is gone after %v", w.reads)
 	}
 }
