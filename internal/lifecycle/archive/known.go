@@ -18,11 +18,23 @@ type Known struct {
 	segments []*Manifest
 	begun    *Segment  // nil: none
 	listed   time.Time // when all of their names were last looked for
+	part     Range     // the segment of which only a part was to go from the stream when it was read last
+	parted   time.Time // when that was
 }
 
 // relist is how long the manifest of an old segment may be lost before that is noticed, where nothing needs
 // it.
 const relist = time.Hour
+
+// parts is how long the rest of a segment waits, of which a part has gone from the stream: it is read whole
+// for each of them.
+const parts = time.Hour
+
+// waits reports whether a segment, of which messages up to a sequence may go, was read for others of its
+// messages a short time ago. All of it may go at once.
+func (k *Known) waits(m *Manifest, to uint64) bool {
+	return k != nil && to < m.Last && k.part == (Range{From: m.First, To: m.Last}) && time.Since(k.parted) < parts
+}
 
 // Load is [Load], but for what is known. The manifests of the archive have no holes, erasures and documents.
 // If k is nil nothing is known, and they are whole.

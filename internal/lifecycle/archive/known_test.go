@@ -13,19 +13,24 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
-// counting counts the manifests that are read.
+// counting counts the manifests and objects that are read.
 type counting struct {
 	Store
 	mu        sync.Mutex
 	manifests int
+	objects   int
 }
 
 func (c *counting) Read(ctx context.Context, name string, limit int64) ([]byte, error) {
 	data, err := c.Store.Read(ctx, name, limit)
-	if err == nil && strings.HasSuffix(name, ".json") {
-		c.mu.Lock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err != nil:
+	case strings.HasSuffix(name, ".json"):
 		c.manifests++
-		c.mu.Unlock()
+	default:
+		c.objects++
 	}
 	return data, err
 }
@@ -142,4 +147,37 @@ func TestManifestsAreReadSeveralAtOnce(t *testing.T) {
 	if a.Next() != readers+2 {
 		t.Errorf("up to %d", a.Next())
 	}
+}
+
+// TestASegmentIsReadForAPartOfItOnce, by a process that runs on: the rest goes with all of it, or an hour
+// later.
+func TestASegmentIsReadForAPartOfItOnce(t *testing.T) {
+	t.Parallel()
+	plain, _ := folderOf(t)
+	for _, to := range []uint64{100, 200} {
+		must.Succeed(t, add(t, load(t, plain, nil), to))
+	}
+	store, k := &counting{Store: plain}, &Known{}
+	holds := func(k *Known, from, to, want uint64, objects int) {
+		t.Helper()
+		a, err := k.Load(t.Context(), store, FolderOf("S", made), nil)
+		must.Succeed(t, err)
+		store.objects = 0
+		upTo, err := a.Holds(t.Context(), nil, Range{From: from, To: to}, 0,
+			func(context.Context, uint64) (uint64, error) { return 0, nil }) // the stream has none of them
+		must.Succeed(t, err)
+		if upTo != want || store.objects != objects {
+			t.Errorf("%d to %d: up to %d, not %d, and %d objects were read, not %d", from, to, upTo, want,
+				store.objects, objects)
+		}
+	}
+	holds(k, 1, 10, 10, 1)
+	holds(k, 11, 20, 0, 0)
+	holds(k, 11, 99, 0, 0)
+	holds(nil, 11, 99, 99, 1)
+	holds(k, 11, 110, 110, 2)
+	holds(k, 111, 120, 100, 0)
+	k.parted = k.parted.Add(-parts)
+	holds(k, 111, 120, 120, 1)
+	holds(k, 121, 200, 200, 1)
 }

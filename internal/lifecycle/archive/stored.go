@@ -43,7 +43,8 @@ func differs(stream string, seq uint64) error {
 // were made.
 //
 // It returns up to where that holds, which is below the range's end if it has read for longer than turn; 0:
-// it reads all.
+// it reads all. A process that runs on reads a segment for a part of it, and then for the rest when all of
+// that may go, or after an hour: each round lets a few more messages go.
 func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn time.Duration,
 	atOrBelow func(context.Context, uint64) (uint64, error)) (upTo uint64, err error) {
 	var chosen []*Manifest
@@ -52,9 +53,12 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn ti
 			chosen = append(chosen, m)
 		}
 	}
+	upTo, begun := r.To, time.Now()
+	if n := len(chosen); n > 0 && a.known.waits(chosen[n-1], r.To) {
+		chosen, upTo = chosen[:n-1], chosen[n-1].First-1
+	}
 	task := progress.Count(ctx, "reading the archive of stream "+a.stream, "segments", int64(len(chosen)))
 	defer task.End()
-	upTo, begun := r.To, time.Now()
 	for i, m := range chosen {
 		if err := a.read(ctx, m, nil); err != nil {
 			return 0, err
@@ -64,6 +68,10 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn ti
 			chosen, upTo = chosen[:i+1], m.Last
 			break
 		}
+	}
+	if n := len(chosen); a.known != nil && n > 0 && upTo < chosen[n-1].Last {
+		last := chosen[n-1]
+		a.known.part, a.known.parted = Range{From: last.First, To: last.Last}, time.Now()
 	}
 	if len(chosen) == 0 {
 		return upTo, nil
