@@ -184,7 +184,7 @@ func (m *Manager) Plan(ctx context.Context) ([]Step, error) {
 		if p.Refused > 0 && (step.Action == Archive || step.Action == Verify) {
 			step.Action = Refuse
 			step.Why = fmt.Sprintf("%d of its %d rows were never published, by the last run of apply (%s): "+
-				"publish or accept them. The next run compares them again", p.Refused, p.SealedSum.Rows,
+				"publish or accept them. The next apply compares them again", p.Refused, p.SealedSum.Rows,
 				codeUnpublished)
 		}
 		steps = append(steps, step)

@@ -29,7 +29,7 @@ func (m *Manager) advance(ctx context.Context, s *situation, p *Partition, far b
 		if !step.Action.does() || late && !far {
 			return done, &step, nil
 		}
-		if again := m.again(p); s.Archive.Err == nil && step.Action != Drop && s.Now.Before(again) {
+		if again := m.again(p); late && s.Archive.Err == nil && s.Now.Before(again) {
 			return done, nil, m.refuse("partition "+p.Name, missing{count: p.Refused, again: again})
 		}
 		did, err := m.do(ctx, s, p, step)

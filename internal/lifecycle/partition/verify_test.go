@@ -241,6 +241,23 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 	}
 }
 
+// TestAPartitionThatWasRefusedAndIsGoneIsForgotten: somebody has dropped it, with its rows.
+func TestAPartitionThatWasRefusedAndIsGoneIsForgotten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 1, false)
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 days'")
+	w.confirm(w.Slot)
+	w.o.Turn = time.Hour
+	_, err := w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	w.Exec("DROP TABLE outbox_0")
+	if w.apply(); w.state(0) != "none" {
+		t.Errorf("it is %s", w.state(0))
+	}
+}
+
 // TestFewIDsAreLoadedForARowThatIsMissing: beyond the time of the rows there may be a thousand times as many.
 func TestFewIDsAreLoadedForARowThatIsMissing(t *testing.T) {
 	t.Parallel()
