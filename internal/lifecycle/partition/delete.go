@@ -221,7 +221,14 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		}
 		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
 	}
-	gone, _, err = m.missed(ctx, t, periods(Period{t.all[0].Sealed, p.Sealed}), before(p), "", c)
+	in, rest := periods(Period{t.all[0].Sealed, p.Sealed}), m.o.Pass.resting()
+	if !rest.IsZero() { // what is missing stays, and what came since is near
+		in = in[:1]
+	}
+	gone, _, err = m.missed(ctx, t, in, before(p), "", c)
+	if gone.again = rest; err == nil && m.o.Pass != nil && (gone.count == 0 || rest.IsZero()) {
+		m.o.Pass.refusing(gone.count, m.began)
+	}
 	return gone, err
 }
 
@@ -273,11 +280,38 @@ func (m *Manager) mayDelete(ctx context.Context, t *plain, p *Partition, gone mi
 }
 
 // Pass is how far the runs of a process have come through the pages of a plain table: those of before are not
-// read again for each turn. Its zero value is at the first one. One goroutine uses it.
+// read again for each turn. Nor is the whole archive for rows that were never published, until as much time
+// has passed as since they were found. Its zero value is at the first page. One goroutine uses it.
 type Pass struct {
+	place
+	refused time.Time // when the run began that found such rows first; zero: there are none
+	again   time.Time // when everything is read for them again
+}
+
+type place struct {
 	page       int64
 	horizon    int64 // of the fence that it began with: what lies behind that has gone from the pages before
 	referenced error
+}
+
+// resting is until when no more is read for rows that were refused than for others; zero: everything is.
+func (p *Pass) resting() time.Time {
+	if p == nil || !time.Now().Before(p.again) {
+		return time.Time{}
+	}
+	return p.again
+}
+
+// refusing notes how many rows a run that began then has found in no message of the archive.
+func (p *Pass) refusing(rows int64, began time.Time) {
+	if rows == 0 {
+		p.refused, p.again = time.Time{}, time.Time{}
+		return
+	}
+	if p.refused.IsZero() {
+		p.refused = began
+	}
+	p.again = time.Now().Add(min(time.Since(p.refused), maxRest))
 }
 
 // deleteRows deletes what lies behind a fence, page by page. Pages with rows that others refer to stay as
@@ -303,12 +337,12 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 	task := progress.Count(ctx, "deleting rows of "+m.root.Quoted(), "rows", 0)
 	defer task.End()
 	looked, begun := time.Now(), time.Now()
-	pass, until := Pass{horizon: p.Horizon}, m.turn()
+	pass, until := place{horizon: p.Horizon}, m.turn()
 	if left := m.o.Pass; left != nil {
 		if left.page > 0 && left.page < pages {
-			pass = *left
+			pass = left.place
 		}
-		*left = Pass{} // but for the end of its turn, the next run begins at the first page
+		left.place = place{} // but for the end of its turn, the next run begins at the first page
 	}
 	single := int64(0) // up to this page each is a batch of its own
 	for pass.page < pages {
@@ -353,7 +387,7 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 			}
 		}
 		if !until.IsZero() && m.o.Pass != nil && pass.page < pages && time.Now().After(until) {
-			*m.o.Pass = pass
+			m.o.Pass.place = pass
 			return n, fmt.Sprintf("%d rows; the rest goes in the next round", n), pass.referenced
 		}
 	}

@@ -517,3 +517,40 @@ func TestTheTableOfStatesTakesAnyTransactionID(t *testing.T) {
 		t.Errorf("horizon %s", got)
 	}
 }
+
+// TestTheArchiveIsNotReadByEachRunForRowsOfAPlainTable that were never published: what came since goes, for
+// which what is near is read.
+func TestTheArchiveIsNotReadByEachRunForRowsOfAPlainTable(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Archive = true
+	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+	pass := &Pass{}
+	refused := func(reads int) {
+		t.Helper()
+		w.insert(0, 4, true)
+		w.o.Pass = nil // of a person
+		w.settle()
+		w.o.Pass, w.reads = pass, nil
+		_, err := w.remove()
+		f := wantFault(t, err, outbox.Gap, codeUnpublished)
+		if len(w.reads) != reads || w.rows() != "1" || !strings.Contains(f.Message, "1 rows of") ||
+			strings.Contains(f.Message, "compared again at") != (reads == 1) {
+			t.Errorf("%s rows are left; it read %v: %v", w.rows(), w.reads, f)
+		}
+	}
+	w.insert(0, 1, false)
+	refused(3)
+	pass.again = pass.again.Add(time.Hour)
+	refused(1)
+	refused(1)
+	pass.again = time.Now()
+	refused(3)
+	pass.again = pass.again.Add(time.Hour)
+	w.publish()
+	w.o.Pass = nil
+	w.mustRemove()
+	if w.rows() != "0" {
+		t.Errorf("%s rows are left when all are published", w.rows())
+	}
+}
