@@ -39,10 +39,9 @@ const (
 	knownBeat  = 15 * time.Second
 )
 
-// LoadKnown makes [KnownTable] on a connection, or adds to it: fill calls add with the hash of each id that is
-// published.
-// The server keeps them, so memory does not grow with them. fill may take its time, and leaves the connection
-// alone: what else is done over it does between, which is called between the statements.
+// LoadKnown makes [KnownTable] on a connection, or adds to it: fill calls add with the hash of each id that
+// is published. The server keeps them, so memory does not grow with them. fill may take its time, and leaves
+// the connection alone: what else is done over it does between, which is called between the statements.
 func LoadKnown(ctx context.Context, conn *pgx.Conn, between func() error,
 	fill func(add func(IDHash) error) error) error {
 	return loadKnown(ctx, conn, knownBeat, between, fill)
@@ -50,7 +49,8 @@ func LoadKnown(ctx context.Context, conn *pgx.Conn, between func() error,
 
 func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, between func() error,
 	fill func(add func(IDHash) error) error) error {
-	if _, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE IF NOT EXISTS outflow_known (sum bytea NOT NULL)"); err != nil {
+	_, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE IF NOT EXISTS outflow_known (sum bytea NOT NULL)")
+	if err != nil {
 		return knownFault(err)
 	}
 	l := &loader{conn: conn, between: between}
@@ -69,7 +69,7 @@ func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, between 
 			}
 		}
 	}()
-	err := fill(func(id IDHash) error { return l.add(ctx, id) })
+	err = fill(func(id IDHash) error { return l.add(ctx, id) })
 	close(stop)
 	<-ended
 	if err == nil {

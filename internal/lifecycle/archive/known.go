@@ -33,7 +33,8 @@ const parts = time.Hour
 // waits reports whether a segment, of which messages up to a sequence may go, was read for others of its
 // messages a short time ago. All of it may go at once.
 func (k *Known) waits(m *Manifest, to uint64) bool {
-	return k != nil && to < m.Last && k.part == (Range{From: m.First, To: m.Last}) && time.Since(k.parted) < parts
+	return k != nil && to < m.Last && k.part == (Range{From: m.First, To: m.Last}) &&
+		time.Since(k.parted) < parts
 }
 
 // Load is [Load], but for what is known. The manifests of the archive have no holes, erasures and documents.

@@ -188,8 +188,8 @@ func TestPartitionsAreMadeWhileIDsAreRead(t *testing.T) {
 		for range 5000 { // as many as go to the server at a time
 			must.Succeed(t, add([16]byte{}))
 		}
-		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1, '{}', " +
-			"max(lower) FROM outflow_partitions")
+		w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) SELECT 'd', 'a', 1, " +
+			"'{}', max(lower) FROM outflow_partitions")
 		return read(ctx, in, add)
 	}
 	if w.apply(); ahead() != before || w.exists(0) {

@@ -191,7 +191,8 @@ func (m *Manager) missed(ctx context.Context, t *plain, in []Period, rows, of st
 			break
 		}
 		if lacking == nil {
-			lacking, err = m.lacking(ctx, m.root.Quoted(), rows+" AND "+m.own(), id)
+			lacking = newIDs()
+			err = m.lack(ctx, lacking, m.root.Quoted(), rows+" AND "+m.own(), id)
 		}
 		if err == nil {
 			err = m.readIDs(ctx, in[1], lacking.mayHave)

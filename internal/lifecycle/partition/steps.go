@@ -29,7 +29,8 @@ func (m *Manager) advance(ctx context.Context, s *situation, p *Partition, far b
 		if !step.Action.does() || late && !far {
 			return done, &step, nil
 		}
-		if again := m.again(p); late && s.Archive.Err == nil && s.Now.Before(again) {
+		again := m.again(p, 1)
+		if late && s.Archive.Err == nil && s.Now.Before(again) && !m.published.has(p) {
 			return done, nil, m.refuse("partition "+p.Name, missing{count: p.Refused, again: again})
 		}
 		did, err := m.do(ctx, s, p, step)

@@ -39,15 +39,14 @@ const maxNamed = 10
 
 // published is what the connection's temporary table has of the stream.
 type published struct {
-	of   Period   // the ranges of partitions that all ids were read for
-	left []Period // what can be read if rows are missing
-	seen Seen
+	of      []*Partition // for which all ids were read of about the time of their rows
+	left    []Period     // what can be read if rows are missing
+	lacking ids          // of their rows, when some were missing first; nil: none were
+	seen    Seen
 }
 
-// covers reports whether all ids of about the time of a partition's rows were read.
-func (p *published) covers(q *Partition) bool {
-	return p.of == p.of.with(q)
-}
+// has reports whether what was read was read for a partition.
+func (p *published) has(q *Partition) bool { return p != nil && slices.Contains(p.of, q) }
 
 // load reads the ids of the stream's events, in the first of some periods.
 func (m *Manager) load(ctx context.Context, in []Period) error {
@@ -55,27 +54,28 @@ func (m *Manager) load(ctx context.Context, in []Period) error {
 		return fmt.Errorf("drop the temporary table of what is published: %w", err)
 	}
 	m.published = &published{left: in[1:]}
-	return m.readIDs(ctx, in[0], func([16]byte) bool { return m.cfg.ID != "" })
+	return m.readIDs(ctx, in[0], m.whole)
 }
 
-// lacking are the ids that are not loaded of the rows of a table for which a condition holds. They alone are
+// whole is that all ids are wanted, if rows have some.
+func (m *Manager) whole([16]byte) bool { return m.cfg.ID != "" }
+
+// lack adds the ids that are not loaded of the rows of a table for which a condition holds. They alone are
 // looked for in other periods, which may have many times as many as were loaded.
-func (m *Manager) lacking(ctx context.Context, table, condition string, id catalog.Column) (some ids,
-	err error) {
-	some = make(ids, 1<<idBits/64)
+func (m *Manager) lack(ctx context.Context, lacking ids, table, condition string, id catalog.Column) error {
 	rows, err := m.conn.Query(ctx, fmt.Sprintf("SELECT %s FROM ONLY %s t WHERE %s AND NOT %s",
 		tablesnapshot.HashOf("t", id), table, condition, tablesnapshot.Known("t", id)))
 	if err == nil {
 		var hash [16]byte
 		_, err = pgx.ForEachRow(rows, []any{&hash}, func() error {
-			some.add(hash)
+			lacking.add(hash)
 			return nil
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for rows of %s that are not published: %w", table, err)
+		return fmt.Errorf("look for rows of %s that are not published: %w", table, err)
 	}
-	return some, nil
+	return nil
 }
 
 // readIDs adds ids to the temporary table, those that are wanted.
@@ -108,6 +108,8 @@ type ids []uint64
 
 const idBits = 28
 
+func newIDs() ids { return make(ids, 1<<idBits/64) }
+
 func (s ids) add(id [16]byte) {
 	n := bit(id)
 	s[n/64] |= 1 << (n % 64)
@@ -129,7 +131,7 @@ func (m *Manager) accepts(gone missing, everything bool) bool {
 // verify compares a partition's rows with what is published, while nobody writes to it.
 func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step Step) (Step, error) {
 	switch {
-	case m.published != nil && (m.cfg.ID == "" || m.published.covers(p)):
+	case m.published != nil && (m.cfg.ID == "" || m.published.has(p)):
 	case m.cfg.ID == "" && !m.cfg.Archive:
 		m.published = &published{seen: Seen{Stream: s.Stream}}
 	case m.cfg.ID == "": // no object of it may be lost
@@ -137,23 +139,14 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return step, err
 		}
 	default:
-		of := m.near(s, p)
-		in := of
-		if !in.Since.IsZero() {
-			in.Since = in.Since.Add(-aheadOfUTC(m.root.KeyType))
-		}
-		if !in.Until.IsZero() {
-			in.Until = in.Until.Add(behindUTC(m.root.KeyType))
-		}
-		if err := m.load(ctx, periods(in)); err != nil {
+		if err := m.loadNear(ctx, m.together(s, p)); err != nil {
 			return step, err
 		}
-		m.published.of = of
 	}
-	var lacking ids
-	for left := m.published.left; ; left = left[1:] {
+	for {
+		everything := len(m.published.left) == 0
 		s.Stream = m.published.seen.Stream // the newest that is known of it
-		instead, missing, err := m.compare(ctx, s.Facts, p, len(left) == 0)
+		instead, missing, err := m.compare(ctx, s.Facts, p, everything)
 		switch {
 		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
 			return m.held(ctx, p)
@@ -161,7 +154,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return step, m.explain("verify partition "+p.Name, err)
 		case instead.Action != "":
 			return instead, nil
-		case missing.count == 0 || m.accepts(missing, len(left) == 0):
+		case missing.count == 0 || m.accepts(missing, everything):
 			m.o.Hit("partition.compared")
 			step.again = p.came == Verified
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
@@ -180,17 +173,8 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 					p.SealedSum.Rows)
 			}
 			return step, nil
-		case len(left) > 0:
-			if lacking == nil {
-				c, which, err := m.compared(ctx, m.conn, p)
-				if err != nil {
-					return step, err
-				}
-				if lacking, err = m.lacking(ctx, p.Name, which, c); err != nil {
-					return step, err
-				}
-			}
-			if err := m.readIDs(ctx, left[0], lacking.mayHave); err != nil {
+		case !everything:
+			if err := m.readMore(ctx, p); err != nil {
 				return step, err
 			}
 			continue
@@ -202,32 +186,95 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 // together is how many rows partitions have at most whose ids are read together.
 const together = 10_000_000
 
-// near is the range of a partition, and of those right behind it that are compared next: their messages are
-// read once for all of them.
-func (m *Manager) near(s *situation, p *Partition) Period {
-	in, rows := Period{p.Lower, p.Upper}, p.SealedSum.Rows
+// together are a partition, and those behind it that are compared next and lie right behind it: the messages
+// are read once for all of them. Of those that were refused it is all, because everything is read for each.
+func (m *Manager) together(s *situation, p *Partition) []*Partition {
+	all, rows, until := []*Partition{p}, p.SealedSum.Rows, p.Upper
 	for _, q := range s.all[slices.Index(s.all, p)+1:] {
-		if q.State != Durable && q.State != Archived || s.Now.Before(m.again(q)) {
+		switch {
+		case q.State != Durable && q.State != Archived || !q.Exists || (q.Refused > 0) != (p.Refused > 0):
 			continue
+		case q.Refused > 0 && s.Now.Before(m.again(q, 2)): // else it has rested for half of its time
+			continue
+		case q.Refused == 0:
+			rows += q.SealedSum.Rows
+			if rows > cmp.Or(m.cfg.together, together) || !until.IsZero() && q.Lower.After(until) {
+				return all
+			}
+			until = q.Upper
 		}
-		rows += q.SealedSum.Rows
-		if rows > cmp.Or(m.cfg.together, together) || !in.Until.IsZero() && q.Lower.After(in.Until) {
-			break
-		}
-		in = in.with(q)
+		all = append(all, q)
 	}
-	return in
+	return all
+}
+
+// loadNear reads the ids of the events of about the time of the rows of some partitions.
+func (m *Manager) loadNear(ctx context.Context, of []*Partition) error {
+	var all []Period
+	for _, p := range of {
+		n := len(all) - 1
+		if n >= 0 && (all[n].Until.IsZero() || !p.Lower.After(all[n].Until)) {
+			all[n] = all[n].with(p)
+		} else {
+			all = append(all, Period{p.Lower, p.Upper})
+		}
+	}
+	for i, in := range all {
+		if !in.Since.IsZero() {
+			in.Since = in.Since.Add(-aheadOfUTC(m.root.KeyType))
+		}
+		if !in.Until.IsZero() {
+			in.Until = in.Until.Add(behindUTC(m.root.KeyType))
+		}
+		read := func() error { return m.readIDs(ctx, periods(in)[0], m.whole) }
+		if i == 0 {
+			read = func() error { return m.load(ctx, periods(in)) }
+		}
+		if err := read(); err != nil {
+			return err
+		}
+	}
+	m.published.of = of
+	return nil
+}
+
+// readMore reads the next period for the rows that p lacks, and those that the others lack beside it.
+func (m *Manager) readMore(ctx context.Context, p *Partition) error {
+	known := m.published
+	if known.lacking == nil {
+		of, lacking := known.of, newIDs()
+		known.of = nil
+		for _, q := range of {
+			if q != p && q.State == Verified {
+				continue
+			}
+			c, which, err := m.compared(ctx, m.conn, q)
+			if err == nil {
+				err = m.lack(ctx, lacking, q.Name, which, c)
+			}
+			switch {
+			case err == nil:
+				known.of = append(known.of, q)
+			case q == p || lost(err): // of another one it is said when that is compared
+				return err
+			}
+		}
+		known.lacking = lacking
+	}
+	in := known.left[0]
+	known.left = known.left[1:]
+	return m.readIDs(ctx, in, known.lacking.mayHave)
 }
 
 // maxRest is how long a partition that was refused is not compared again at most.
 const maxRest = 24 * time.Hour
 
-// again is when a partition that was refused is compared again; zero: with each run. Each time everything is
-// read for it, the whole archive, so it is as long after as it was since it was sealed. Who publishes or
-// accepts the rows does not wait for that: each run of a person compares it.
-func (m *Manager) again(p *Partition) (at time.Time) {
+// again is when a partition that was refused is compared again, or has rested for a part of the time until
+// then; zero: with each run. Everything is read for it, the whole archive, so it is as long after as it was
+// since it was sealed. Who publishes or accepts the rows does not wait: each run of a person compares it.
+func (m *Manager) again(p *Partition, part time.Duration) (at time.Time) {
 	if m.o.Turn > 0 && p.Refused > 0 {
-		at = p.RefusedAt.Add(min(p.RefusedAt.Sub(p.Sealed), maxRest))
+		at = p.RefusedAt.Add(min(p.RefusedAt.Sub(p.Sealed), maxRest) / part)
 	}
 	return at
 }

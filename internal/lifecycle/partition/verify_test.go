@@ -241,6 +241,69 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 	}
 }
 
+// TestForWhatWasRefusedEverythingIsReadOnce, however many there are and wherever they lie; by a run that
+// comes by itself also for those that have rested for half of their time.
+func TestForWhatWasRefusedEverythingIsReadOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 3)
+	w.Exec("CREATE TABLE outbox_30 PARTITION OF outbox FOR VALUES FROM ('2024-05-31') TO ('2024-06-01')")
+	for _, i := range []int{0, 1, 30} {
+		w.insert(i, 1, false)
+	}
+	w.insert(2, 1, true)
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 days'")
+	w.confirm(w.Slot)
+	refused := func(near, reads int) {
+		t.Helper()
+		w.reads = nil
+		_, err := w.try()
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+		n := 0
+		for _, in := range w.reads {
+			if !in.Until.IsZero() {
+				n++
+			}
+		}
+		if n != near || len(w.reads) != reads || !w.exists(0) || !w.exists(1) || w.exists(2) ||
+			!w.exists(30) {
+			t.Errorf("it read %v", w.reads)
+		}
+	}
+	rest := func(first, others string) {
+		w.Exec("UPDATE outflow_partitions SET refused_at = now() - CASE WHEN name LIKE '%outbox\\_0\"' "+
+			"THEN $1 ELSE $2 END::text::interval WHERE refused > 0", first, others)
+	}
+	refused(2, 6) // each for itself, as long as nobody knows
+	refused(2, 4)
+	w.o.Turn = time.Hour
+	refused(0, 0)
+	rest("25 h", "25 h")
+	refused(2, 4)
+	rest("25 h", "13 h")
+	refused(2, 4)
+	rest("25 h", "1 h")
+	refused(1, 3)
+	refused(0, 0)
+}
+
+// TestWhatWasVerifiedByAnotherStreamIsFoundInThisOne, also far from the time of its rows.
+func TestWhatWasVerifiedByAnotherStreamIsFoundInThisOne(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.stored = day.AddDate(0, 1, 0)
+	w.confirm(w.Slot)
+	w.out.Repairing = "outflow repair"
+	w.apply()
+	w.want(0, Verified)
+	w.out.Repairing = ""
+	w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+	w.seen.Stream = w.out.Stream
+	if w.apply(); w.exists(0) || len(w.reads) != 4 {
+		t.Errorf("it is %s after %v", w.state(0), w.reads)
+	}
+}
+
 // TestAPartitionThatWasRefusedAndIsGoneIsForgotten: somebody has dropped it, with its rows.
 func TestAPartitionThatWasRefusedAndIsGoneIsForgotten(t *testing.T) {
 	t.Parallel()
@@ -285,7 +348,8 @@ func TestFewIDsAreLoadedForARowThatIsMissing(t *testing.T) {
 	_, err := m.Apply(outboxdb.Within(t))
 	wantFault(t, err, outbox.Gap, codeUnpublished)
 	var n int
-	must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SELECT count(*) FROM pg_temp.outflow_known").Scan(&n))
+	must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SELECT count(*) FROM pg_temp.outflow_known").
+		Scan(&n))
 	if n != 4 || len(w.reads) != 3 {
 		t.Errorf("it knows %d ids after %v", n, w.reads)
 	}
