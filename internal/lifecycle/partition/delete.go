@@ -227,7 +227,7 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		in = in[:1]
 	}
 	gone, _, err = m.missed(ctx, t, in, before(p), "", c)
-	if gone.again = rest; err == nil && m.o.Pass != nil && (gone.count == 0 || rest.IsZero()) {
+	if gone.again = rest; err == nil && (gone.count == 0 || rest.IsZero()) {
 		m.o.Pass.refusing(gone.count, m.began)
 	}
 	return gone, err
@@ -281,8 +281,8 @@ func (m *Manager) mayDelete(ctx context.Context, t *plain, p *Partition, gone mi
 }
 
 // Pass is how far the runs of a process have come through the pages of a plain table: those of before are not
-// read again for each turn. Nor is the whole archive for rows that were never published, until as much time
-// has passed as since they were found. Its zero value is at the first page. One goroutine uses it.
+// read again for each turn. Nor is all of archive or stream for rows that were never published, until as much
+// time has passed as since they were found. Its zero value is at the first page. One goroutine uses it.
 type Pass struct {
 	place
 	refused time.Time // when the run began that found such rows first; zero: there are none
@@ -303,13 +303,15 @@ func (p *Pass) resting() time.Time {
 	return p.again
 }
 
-// refusing notes how many rows a run that began then has found in no message of the archive.
+// refusing notes how many rows a run that began then has found in no message, when it had read everything.
 func (p *Pass) refusing(rows int64, began time.Time) {
-	if rows == 0 {
+	switch {
+	case p == nil:
+		return
+	case rows == 0:
 		p.refused, p.again = time.Time{}, time.Time{}
 		return
-	}
-	if p.refused.IsZero() {
+	case p.refused.IsZero():
 		p.refused = began
 	}
 	p.again = time.Now().Add(min(time.Since(p.refused), maxRest))

@@ -363,21 +363,61 @@ func (m *Manager) open(t *plain, i int, id catalog.Column) string {
 // they were in it before. Those in no message are returned until they are accepted, and noted if they are
 // few; a fence with more of them is not verified.
 func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
-	var open []int
+	rest := m.o.Pass.resting()
+	var open, resting []int
 	for i, p := range t.all {
 		if !m.confirmed(t, p) {
 			break
 		}
-		if !m.verified(t, p) || len(p.Missing) > 0 {
+		switch noted := m.verified(t, p); {
+		case !noted || len(p.Missing) > 0 && rest.IsZero():
 			open = append(open, i)
+		case len(p.Missing) > 0:
+			resting = append(resting, i)
 		}
 	}
-	if len(open) == 0 || t.Repairing != "" {
+	if t.Repairing != "" {
 		return gone, nil
 	}
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the stream")()
+	if len(open) > 0 {
+		if gone, err = m.compareOpen(ctx, t, open, id); err != nil {
+			return gone, err
+		}
+	}
+	if len(resting) == 0 {
+		m.o.Pass.refusing(gone.count, m.began)
+		return gone, nil
+	}
+	if m.published == nil { // nobody is known to have them
+		err = tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(func(tablesnapshot.IDHash) error) error {
+			return nil
+		})
+		if err != nil {
+			return gone, err
+		}
+	}
+	all, _, err := m.unknown(ctx, t, m.openOf(t, resting, id), id)
+	all.count, all.ids = all.count+gone.count, append(gone.ids, all.ids...)
+	all.ids = all.ids[:min(len(all.ids), maxNamed)]
+	all.crowded, all.again = gone.crowded, rest
+	return all, err
+}
+
+// openOf are the open rows of some fences.
+func (m *Manager) openOf(t *plain, some []int, id catalog.Column) string {
+	var all []string
+	for _, i := range some {
+		all = append(all, m.open(t, i, id))
+	}
+	return "(" + strings.Join(all, " OR ") + ")"
+}
+
+// compareOpen is compareFences for some of them.
+func (m *Manager) compareOpen(ctx context.Context, t *plain, open []int, id catalog.Column) (gone missing,
+	err error) {
 	first, last := open[0], open[len(open)-1]
-	rows := m.unverified(t, t.all[last], id)
+	rows := m.openOf(t, open, id)
 	var some bool
 	err = m.conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+m.root.Quoted()+" t WHERE "+rows+" AND "+
 		m.own()+")").Scan(&some)
