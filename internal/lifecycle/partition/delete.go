@@ -339,7 +339,7 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 	rate := m.rate(t)
 	task := progress.Count(ctx, "deleting rows of "+m.root.Quoted(), "rows", 0)
 	defer task.End()
-	looked, begun := time.Now(), time.Now()
+	looked, begun := time.Time{}, time.Now() // what was read since it was looked last may have taken hours
 	pass, until := place{horizon: p.Horizon}, m.turn()
 	if left := m.o.Pass; left != nil {
 		if left.page > 0 && left.page < pages {

@@ -203,6 +203,24 @@ func TestRowsStayAsLongAsARepairMayNeedThem(t *testing.T) {
 	wantFault(t, err, outbox.Gap, codeBehind)
 }
 
+// TestADeleteLooksAgainBeforeItBegins: a repair may have begun while the archive was read, for hours, or the
+// stream may have been made anew.
+func TestADeleteLooksAgainBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.insert(0, 10, true)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	w.o.Hit = func(point string) {
+		if point == "partition.verified" {
+			w.out.Repairing = "outflow repair --accept x"
+		}
+	}
+	if s := w.mustRemove(); w.rows() != "10" || !strings.Contains(s.Why, "has not finished") {
+		t.Errorf("%s rows are left: %v", w.rows(), s)
+	}
+}
+
 // TestTheTableStaysSmallWhileItIsWrittenTo: rows come without a pause, the slot confirms, rows go, and vacuum
 // runs as the printed settings would let it. The table is not much larger than what it has to hold.
 func TestTheTableStaysSmallWhileItIsWrittenTo(t *testing.T) {
