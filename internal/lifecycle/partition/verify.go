@@ -187,7 +187,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 const together = 10_000_000
 
 // together are a partition, and those behind it that are compared next and lie right behind it: the messages
-// are read once for all of them. Of those that were refused it is all, because everything is read for each.
+// are read once for all of them. Those that were refused need not, because everything is read for each.
 func (m *Manager) together(s *situation, p *Partition) []*Partition {
 	all, rows, until := []*Partition{p}, p.SealedSum.Rows, p.Upper
 	for _, q := range s.all[slices.Index(s.all, p)+1:] {
@@ -196,14 +196,13 @@ func (m *Manager) together(s *situation, p *Partition) []*Partition {
 			continue
 		case q.Refused > 0 && s.Now.Before(m.again(q, 2)): // else it has rested for half of its time
 			continue
-		case q.Refused == 0:
-			rows += q.SealedSum.Rows
-			if rows > cmp.Or(m.cfg.together, together) || !until.IsZero() && q.Lower.After(until) {
-				return all
-			}
-			until = q.Upper
 		}
-		all = append(all, q)
+		rows += q.SealedSum.Rows
+		apart := p.Refused == 0 && !until.IsZero() && q.Lower.After(until)
+		if apart || rows > cmp.Or(m.cfg.together, together) {
+			return all
+		}
+		all, until = append(all, q), q.Upper
 	}
 	return all
 }

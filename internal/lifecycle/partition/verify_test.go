@@ -241,7 +241,7 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 	}
 }
 
-// TestForWhatWasRefusedEverythingIsReadOnce, however many there are and wherever they lie; by a run that
+// TestForWhatWasRefusedEverythingIsReadOnce, wherever they lie, up to so many rows; by a run that
 // comes by itself also for those that have rested for half of their time.
 func TestForWhatWasRefusedEverythingIsReadOnce(t *testing.T) {
 	t.Parallel()
@@ -285,6 +285,8 @@ func TestForWhatWasRefusedEverythingIsReadOnce(t *testing.T) {
 	rest("25 h", "1 h")
 	refused(1, 3)
 	refused(0, 0)
+	w.o.Turn, w.cfg.together = 0, 2 // rows, whose ids PostgreSQL may have at once
+	refused(2, 6)
 }
 
 // TestWhatWasVerifiedByAnotherStreamIsFoundInThisOne, also far from the time of its rows.
