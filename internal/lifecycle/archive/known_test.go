@@ -163,7 +163,7 @@ func TestASegmentIsReadForAPartOfItOnce(t *testing.T) {
 		a, err := k.Load(t.Context(), store, FolderOf("S", made), nil)
 		must.Succeed(t, err)
 		store.objects = 0
-		upTo, err := a.Holds(t.Context(), nil, Range{From: from, To: to}, 0,
+		upTo, err := a.Holds(t.Context(), nil, Range{From: from, To: to}, 0, false,
 			func(context.Context, uint64) (uint64, error) { return 0, nil }) // the stream has none of them
 		must.Succeed(t, err)
 		if upTo != want || store.objects != objects {

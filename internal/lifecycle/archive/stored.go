@@ -44,8 +44,8 @@ func differs(stream string, seq uint64) error {
 //
 // It returns up to where that holds, which is below the range's end if it has read for longer than turn; 0:
 // it reads all. A process that runs on reads a segment for a part of it, and then for the rest when all of
-// that may go, or after an hour: each round lets a few more messages go.
-func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn time.Duration,
+// that may go, or after an hour, unless it is urgent: each round lets a few more messages go.
+func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn time.Duration, urgent bool,
 	atOrBelow func(context.Context, uint64) (uint64, error)) (upTo uint64, err error) {
 	var chosen []*Manifest
 	for _, m := range a.Segments {
@@ -54,7 +54,7 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn ti
 		}
 	}
 	upTo, begun := r.To, time.Now()
-	if n := len(chosen); n > 0 && a.known.waits(chosen[n-1], r.To) {
+	if n := len(chosen); n > 0 && !urgent && a.known.waits(chosen[n-1], r.To) {
 		chosen, upTo = chosen[:n-1], chosen[n-1].First-1
 	}
 	task := progress.Count(ctx, "reading the archive of stream "+a.stream, "segments", int64(len(chosen)))

@@ -59,7 +59,7 @@ func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 	lacking := archived(0, 8)
 	atOrBelow := streams.New(api, "S", slog.New(slog.DiscardHandler)).AtOrBelow
 	holds := func(a *Archive, to uint64) error {
-		upTo, err := a.Holds(t.Context(), api, Range{From: 1, To: to}, 0, atOrBelow)
+		upTo, err := a.Holds(t.Context(), api, Range{From: 1, To: to}, 0, false, atOrBelow)
 		if err == nil && upTo != to {
 			t.Errorf("it was asked up to %d, and holds up to %d", to, upTo)
 		}

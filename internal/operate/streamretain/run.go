@@ -187,7 +187,7 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 	if c.archive != nil {
 		var err error
 		if to, err = c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First, To: to},
-			c.o.Turn, streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
+			c.o.Turn, filling(before), streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
 			return err
 		}
 	}
@@ -229,6 +229,13 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 		err = c.anew(before, s)
 	}
 	return err
+}
+
+// filling reports whether a stream is near to limits of its own: beyond them it refuses messages, or removes
+// some that may be needed.
+func filling(s *stream) bool {
+	near := func(n uint64, limit int64) bool { return limit > 0 && n >= uint64(limit-limit/10) }
+	return near(s.State.Bytes, s.Config.MaxBytes) || near(s.State.Messages, s.Config.MaxMsgs)
 }
 
 // purge removes the messages up to a sequence, and returns how many there were.

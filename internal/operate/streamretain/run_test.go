@@ -90,6 +90,34 @@ func TestAPurgeEndsWithItsTurn(t *testing.T) {
 	}
 }
 
+// TestAStreamThatIsNearlyFullWaitsForNoSegment: it would refuse messages for as long.
+func TestAStreamThatIsNearlyFullWaitsForNoSegment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	w.database()
+	w.cfg.Archive.URL = "file://" + t.TempDir()
+	w.o.Known = &archive.Known{}
+	w.publish(40)
+	w.confirm(30)
+	w.archived()
+	for _, c := range []struct {
+		limit    int64
+		messages int
+		first    uint64
+	}{{0, 35, 6}, {0, 30, 6}, {38, 30, 11}, {38, 25, 11}, {33, 25, 16}} {
+		sc := streamConfig(1)
+		sc.MaxMsgs, sc.Discard = c.limit, jetstream.DiscardNew
+		_, err := w.js.UpdateStream(t.Context(), sc)
+		must.Succeed(t, err)
+		w.cfg.Retain.Stream.Messages = c.messages
+		_, err = w.run(true)
+		must.Succeed(t, err)
+		if w.first() != c.first {
+			t.Errorf("of a stream with a limit of %d it leaves %d on", c.limit, w.first())
+		}
+	}
+}
+
 // TestTheNewestMessageStays: after a repair all are confirmed. An empty stream would be one that has lost its
 // end, to a start and to doctor.
 func TestTheNewestMessageStays(t *testing.T) {
