@@ -181,13 +181,14 @@ func (m *Manager) unknown(ctx context.Context, t *plain, condition string, id ca
 	return all, of, nil
 }
 
-// missed is what unknown finds when all periods were read, or with the first of them by which it finds none.
-func (m *Manager) missed(ctx context.Context, t *plain, in []Period, rows, of string, id catalog.Column) (
-	gone missing, by map[int]missing, err error) {
+// missed is what unknown finds when all periods were read, or with the first of them by which it finds so
+// many at most.
+func (m *Manager) missed(ctx context.Context, t *plain, in []Period, most int64, rows, of string,
+	id catalog.Column) (gone missing, by map[int]missing, err error) {
 	var lacking ids
 	for err = m.load(ctx, in); err == nil; in = in[1:] {
 		gone, by, err = m.unknown(ctx, t, rows+of, id)
-		if err != nil || gone.count == 0 || len(in) == 1 {
+		if err != nil || gone.count <= most || len(in) == 1 {
 			break
 		}
 		if lacking == nil {
@@ -222,12 +223,12 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		}
 		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
 	}
-	in, rest := periods(Period{t.all[0].Sealed, p.Sealed}), m.o.Pass.resting()
-	if !rest.IsZero() { // what is missing stays, and what came since is near
-		in = in[:1]
-	}
-	gone, _, err = m.missed(ctx, t, in, before(p), "", c)
-	if gone.again = rest; err == nil && (gone.count == 0 || rest.IsZero()) {
+	// what is missing stays, and is looked for again where others are missing, too
+	rest, known := m.o.Pass.resting()
+	gone, _, err = m.missed(ctx, t, periods(Period{t.all[0].Sealed, p.Sealed}), known, before(p), "", c)
+	if gone.count > 0 && gone.count <= known {
+		gone.again = rest
+	} else if err == nil {
 		m.o.Pass.refusing(gone.count, m.began)
 	}
 	return gone, err
@@ -282,11 +283,13 @@ func (m *Manager) mayDelete(ctx context.Context, t *plain, p *Partition, gone mi
 
 // Pass is how far the runs of a process have come through the pages of a plain table: those of before are not
 // read again for each turn. Nor is all of archive or stream for rows that were never published, until as much
-// time has passed as since they were found. Its zero value is at the first page. One goroutine uses it.
+// time has passed as since they were found, or more are missing. Its zero value is at the first page. One
+// goroutine uses it.
 type Pass struct {
 	place
 	refused time.Time // when the run began that found such rows first; zero: there are none
 	again   time.Time // when everything is read for them again
+	rows    int64     // how many there are
 }
 
 type place struct {
@@ -295,19 +298,21 @@ type place struct {
 	referenced error
 }
 
-// resting is until when no more is read for rows that were refused than for others; zero: everything is.
-func (p *Pass) resting() time.Time {
+// resting is for how many rows that were refused no more is read than for others, and until when; 0:
+// everything is.
+func (p *Pass) resting() (until time.Time, rows int64) {
 	if p == nil || !time.Now().Before(p.again) {
-		return time.Time{}
+		return time.Time{}, 0
 	}
-	return p.again
+	return p.again, p.rows
 }
 
 // refusing notes how many rows a run that began then has found in no message, when it had read everything.
 func (p *Pass) refusing(rows int64, began time.Time) {
-	switch {
-	case p == nil:
+	if p == nil {
 		return
+	}
+	switch p.rows = rows; {
 	case rows == 0:
 		p.refused, p.again = time.Time{}, time.Time{}
 		return

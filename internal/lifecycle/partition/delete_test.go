@@ -556,12 +556,13 @@ func notEverythingIsRead(t *testing.T, archive bool) {
 	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
 	w.insert(0, 1, false)
 	pass, missing := &Pass{}, w.Text("SELECT id::text FROM outbox")
+	w.o.Pass = pass
 	refused := func(everything bool) {
 		t.Helper()
 		w.insert(0, 4, true)
-		w.o.Pass = nil // of a person
+		w.out.Repairing = "outflow repair --accept x" // nothing goes before this
 		w.settle()
-		w.o.Pass, w.reads = pass, nil
+		w.out.Repairing, w.reads = "", nil
 		_, err := w.remove()
 		f := wantFault(t, err, outbox.Gap, codeUnpublished)
 		if slices.Contains(w.reads, Period{}) != everything || w.rows() != "1" ||
@@ -573,7 +574,9 @@ func notEverythingIsRead(t *testing.T, archive bool) {
 	refused(true)
 	pass.again = pass.again.Add(time.Hour)
 	refused(false)
+	w.stored = time.Now().Add(time.Hour) // they are published late, and looked for
 	refused(false)
+	w.stored = time.Time{}
 	pass.again = time.Now()
 	refused(true)
 	pass.again = pass.again.Add(time.Hour)

@@ -363,7 +363,7 @@ func (m *Manager) open(t *plain, i int, id catalog.Column) string {
 // they were in it before. Those in no message are returned until they are accepted, and noted if they are
 // few; a fence with more of them is not verified.
 func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column) (gone missing, err error) {
-	rest := m.o.Pass.resting()
+	rest, _ := m.o.Pass.resting()
 	var open, resting []int
 	for i, p := range t.all {
 		if !m.confirmed(t, p) {
@@ -434,7 +434,7 @@ func (m *Manager) compareOpen(ctx context.Context, t *plain, open []int, id cata
 		if first > 0 {
 			in.Since = t.all[first-1].Sealed
 		}
-		if gone, of, err = m.missed(ctx, t, periods(in), rows, old, id); err != nil {
+		if gone, of, err = m.missed(ctx, t, periods(in), 0, rows, old, id); err != nil {
 			return gone, err
 		}
 		t.Stream = m.published.seen.Stream // the newest that is known of it
