@@ -430,9 +430,9 @@ func (m *Manager) compareOpen(ctx context.Context, t *plain, open []int, id cata
 	}
 	var of map[int]missing // by fence
 	if some {
-		in := Period{Until: t.all[last].Sealed}
+		in := Period{} // before the first fence they may be of any time
 		if first > 0 {
-			in.Since = t.all[first-1].Sealed
+			in = Period{t.all[first-1].Sealed, t.all[last].Sealed}
 		}
 		if gone, of, err = m.missed(ctx, t, periods(in), 0, rows, old, id); err != nil {
 			return gone, err

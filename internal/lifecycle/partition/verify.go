@@ -24,6 +24,9 @@ const margin = time.Hour
 func periods(of Period) []Period {
 	all := []Period{{}}
 	if of.Since.IsZero() {
+		if !of.Until.IsZero() {
+			all = slices.Insert(all, 0, Period{Until: of.Until.Add(margin)})
+		}
 		return all
 	}
 	all = slices.Insert(all, 0, Period{Since: of.Since.Add(-margin)})
