@@ -50,7 +50,8 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 	cc := wiring.Checkpoint(s.cfg, s.layout)
 	cc.Mapping, cc.Table = old, old.Table
 	r.Publication = before.publication
-	if _, err := checkpoint.Resolve(cc, r); err != nil {
+	start, err := checkpoint.Resolve(cc, r)
+	if err != nil {
 		return err
 	}
 	if r.Slot.Active {
@@ -67,9 +68,8 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 			old.Table))
 	}
 	newest := r.Record.Checkpoints[len(r.Record.Checkpoints)-1]
-	if newest.Seq != r.Stream.LastSeq {
-		return s.notYet("the stream's last sequence is %d, the checkpoint record's %d", r.Stream.LastSeq,
-			newest.Seq)
+	if newest.Seq != start.End { // the broker may have lost what is between that and the last sequence
+		return s.notYet("the stream ends at sequence %d, the checkpoint record at %d", start.End, newest.Seq)
 	}
 	if n := len(newest.Holds); n > 0 {
 		return s.notYet("gap mode holds back events of %d sequences, the oldest in the transaction at %v", n,

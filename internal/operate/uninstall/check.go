@@ -1,6 +1,7 @@
 package uninstall
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -165,16 +166,16 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 	}
 	from, mapping := relay.Checkpoint{Due: u.slot.Confirmed}, u.mapping(ctx)
 	if rec := u.record; rec != nil && len(rec.Checkpoints) > 0 {
-		newest := rec.Checkpoints[len(rec.Checkpoints)-1].Checkpoint
+		newest := u.newest()
 		if n := len(newest.Holds); n > 0 {
 			return refuse("gap mode holds back events of %d sequences, the oldest in the transaction at %v",
 				n, newest.Holds[0].Oldest.LSN)
 		}
 		// a process that was killed may have published more than the record says
-		if u.stream.Exists && u.stream.LastSeq > newest.Seq && newest.Due >= u.slot.Confirmed {
-			return refuse("the stream's last sequence is %d, the checkpoint record's %d: outflow was "+
-				"killed, and which events are published is known after the next start",
-				u.stream.LastSeq, newest.Seq)
+		if end := u.end(); u.stream.Exists && end > newest.Seq && newest.Due >= u.slot.Confirmed {
+			return refuse("the stream's newest message is at sequence %d, the checkpoint record's at %d: "+
+				"outflow was killed, and which events are published is known after the next start", end,
+				newest.Seq)
 		}
 		if newest.Due >= u.slot.Confirmed {
 			from = newest
@@ -277,13 +278,32 @@ func (u *uninstall) lockTable(ctx context.Context, table uint32) (busy bool, err
 	return busy, nil
 }
 
-// unconfirmed counts the messages behind the newest checkpoint that the slot's confirmed LSN shows to be
-// durable. Of several that start at that LSN it is the oldest.
-func (u *uninstall) unconfirmed() uint64 {
+// end is the sequence of the stream's newest message. The broker may have lost those up to the last sequence:
+// then the slot brings again what was in them.
+func (u *uninstall) end() uint64 { return cmp.Or(u.stream.NewestSeq, u.stream.LastSeq) }
+
+// newest is the newest checkpoint that the stream bears out, as a start takes it.
+func (u *uninstall) newest() relay.Checkpoint {
 	all := u.record.Checkpoints
-	for i, p := range slices.Backward(all) {
-		if p.Start() <= u.slot.Confirmed && (i == 0 || all[i-1].Start() < p.Start()) {
-			return u.stream.LastSeq - min(p.Seq, u.stream.LastSeq)
+	i := len(all) - 1
+	for u.stream.Exists && i > 0 && all[i].Seq > u.end() && !u.durable(i) {
+		i--
+	}
+	return all[i].Checkpoint
+}
+
+// durable reports whether the slot's confirmed LSN shows a checkpoint to be durable. Of several that start at
+// that LSN it is the oldest.
+func (u *uninstall) durable(i int) bool {
+	all := u.record.Checkpoints
+	return all[i].Start() <= u.slot.Confirmed && (i == 0 || all[i-1].Start() < all[i].Start())
+}
+
+// unconfirmed counts the messages behind the newest checkpoint that is durable.
+func (u *uninstall) unconfirmed() uint64 {
+	for i, p := range slices.Backward(u.record.Checkpoints) {
+		if u.durable(i) {
+			return u.end() - min(p.Seq, u.end())
 		}
 	}
 	return 0 // no checkpoint covers it: a gap, and outflow run says which
