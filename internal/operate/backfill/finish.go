@@ -57,7 +57,14 @@ func (r *Readings) End() uint64 {
 	case len(rec.Checkpoints) == 0:
 		return max(st.NewestSeq, min(rec.Base, st.LastSeq))
 	}
-	return max(st.NewestSeq, min(rec.Checkpoints[0].Seq, st.LastSeq))
+	all := rec.Checkpoints
+	durable := all[0].Seq
+	for i, p := range all { // as a start finds them; the first may be kept for comparison alone
+		if r.Slot.Exists && p.Start() <= r.Slot.Confirmed && (i == 0 || all[i-1].Start() < p.Start()) {
+			durable = p.Seq
+		}
+	}
+	return max(st.NewestSeq, min(durable, st.LastSeq))
 }
 
 // AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be
