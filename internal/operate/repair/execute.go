@@ -124,6 +124,9 @@ func (r *repair) inProgress(l *backfill.Conns, f *finding) *checkpoint.Record {
 		if before := f.published(); before != 0 { // until its rows are published, too
 			rec.Publication.TableOID = before
 		}
+		if f.Record.SystemID == rec.SystemID { // of a server that was put back this says so, see wentBack
+			rec.Publication.Seen = max(rec.Publication.Seen, f.Record.Publication.Seen)
+		}
 		if !f.Stream.Exists {
 			rec.Created = f.Record.Created
 		}

@@ -555,10 +555,21 @@ func TestOfAServerThatWasPutBackIdsMayRepeat(t *testing.T) {
 	_, err = l.Store.Save(ctx, rec, revision)
 	must.Succeed(t, err)
 	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
-	db.Exec("UPDATE outbox SET doc_id = 'another' WHERE counter > 15")
-	_, err = Run(ctx, cfg, quiet, Options{Accept: "slot_missing"})
-	f := outboxdb.WantFault(t, err, outbox.Fatal, "repair_ids")
-	if !strings.Contains(f.Message, "5 rows") {
-		t.Error(f)
+	again := func(from int, code string) {
+		t.Helper()
+		db.Exec("UPDATE outbox SET doc_id = 'another' WHERE counter > $1", from)
+		_, err = Run(ctx, cfg, quiet, Options{Accept: code})
+		f := outboxdb.WantFault(t, err, outbox.Fatal, "repair_ids")
+		if want := fmt.Sprintf("%d rows", rows-from); !strings.Contains(f.Message, want) {
+			t.Errorf("%v, want %s", f, want)
+		}
 	}
+	again(rows-5, "slot_missing")
+	db.Exec("UPDATE outbox SET doc_id = 'd'")
+	killed, kill := context.WithCancel(ctx)
+	line := progress.New(progress.Config{Stderr: until("making slot", kill)})
+	if _, err := Run(progress.With(killed, line), cfg, quiet, Options{Accept: "slot_missing"}); err == nil {
+		t.Fatal("it was not killed")
+	}
+	again(rows-6, "repair_unfinished")
 }
