@@ -106,6 +106,10 @@ var stream = []Finding{
 		Title: "The stream's max_age is below twice sink.durable_after",
 		Hint: "Raise max_age of the stream, or lower sink.durable_after: messages must not be gone " +
 			"before they are durable."},
+	{Code: "stream_limits", Severity: Error, Classes: fatal,
+		Title: "More rows would be published at once than the stream keeps messages",
+		Hint: "Raise max_msgs or max_bytes of the stream with `nats stream edit`, until consumers have " +
+			"read what is published. A repair can leave out the oldest rows with --where."},
 	{Code: "stream_max_msg_size", Severity: Error, Classes: fatal,
 		Title: "The stream's max_msg_size is below sink.max_payload",
 		Hint:  "Raise max_msg_size, or lower sink.max_payload to it."},

@@ -390,6 +390,11 @@ type Limits struct {
 	Average              int64 // bytes of a message, at present; 0 where there is none
 }
 
+// None reports whether the stream removes nothing by itself.
+func (l Limits) None() bool {
+	return l.Age == 0 && l.Messages == 0 && l.PerSubject == 0 && l.Bytes == 0
+}
+
 // Limits reads the stream's limits. Where it refuses new messages instead of discarding old ones, those on
 // messages and bytes are none.
 func (s *Stream) Limits(ctx context.Context) (l Limits, err error) {

@@ -119,15 +119,15 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 
 // ReadBack makes sure that the stream has what was published, and nothing else in between. That each message
 // was stored at its expected sequence does not show it: if a suspended outflow wakes up in the middle, its
-// message takes a sequence, ours is refused, and our next one finds the last sequence that it expects. With
-// max_msgs_per_subject a later message may have taken the place of an earlier one.
-func (w *Window) ReadBack(ctx context.Context) error {
+// message takes a sequence, ours is refused, and our next one finds the last sequence that it expects. gone
+// is how many the stream's own limits have replaced or discarded already.
+func (w *Window) ReadBack(ctx context.Context) (gone uint64, err error) {
 	if w.done == 0 {
-		return nil
+		return 0, nil
 	}
 	limits, err := w.Conns.NATS.Limits(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	n, wrong := uint64(0), uint64(0)
 	err = w.Conns.Messages(ctx, w.Checkpoint.Seq+1, w.Checkpoint.Seq+w.done, func(m Message) error {
@@ -139,20 +139,46 @@ func (w *Window) ReadBack(ctx context.Context) error {
 		n++
 		return nil
 	})
-	if err == nil && (wrong > 0 || n != w.done && limits.PerSubject == 0) {
+	if err == nil && (wrong > 0 || n != w.done && limits.None()) {
 		err = fmt.Errorf("the stream has %d of %d messages that were published, message %d is another: "+
 			"somebody else publishes", n, w.done, wrong)
 	}
-	return err
+	return w.done - n, err
 }
 
-// Landed counts those of its messages that are in the stream up to its newest one, over other connections
-// than those that it was published by and that may have lost its acknowledgements.
+// CheckFits refuses more rows than the stream keeps messages: it would discard the first of them, and all
+// that it has, before anybody has read it.
+func (l *Conns) CheckFits(ctx context.Context, rows int) error {
+	limits, err := l.NATS.Limits(ctx)
+	if err != nil {
+		return err
+	}
+	what := ""
+	switch {
+	case limits.Messages > 0 && int64(rows) > limits.Messages:
+		what = fmt.Sprintf("max_msgs %d", limits.Messages)
+	case limits.Bytes > 0 && limits.Average > 0 && int64(rows) > limits.Bytes/limits.Average:
+		what = fmt.Sprintf("max_bytes %d, room for about %d messages", limits.Bytes,
+			limits.Bytes/limits.Average)
+	default:
+		return nil
+	}
+	return &outbox.Fault{
+		Class: outbox.Fatal, Code: "stream_limits",
+		Message: fmt.Sprintf("%d rows would be published at once, and stream %s has %s: it would discard "+
+			"the first of them, and all that it has", rows, l.cfg.Stream, what),
+		Hint: "Nothing was published. Raise the limit with `nats stream edit`, until consumers have read " +
+			"what is published. A repair can leave out the oldest rows with --where",
+	}
+}
+
+// Landed counts those of its messages that have come into the stream, by the newest of them that is there,
+// over other connections than those that it was published by and that may have lost its acknowledgements.
 func (w *Window) Landed(ctx context.Context, l *Conns, newest uint64) (n uint64, err error) {
 	err = l.Messages(ctx, w.Checkpoint.Seq+1, newest, func(m Message) error {
 		h, err := outbox.ParseHeader(m.Header)
 		if err == nil && h.Pos.LSN == w.Checkpoint.Due && h.Pos.Index-w.Index < uint32(w.Of) {
-			n++
+			n = uint64(h.Pos.Index-w.Index) + 1
 		}
 		return nil
 	})

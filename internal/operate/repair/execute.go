@@ -285,9 +285,11 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	if s.snap != nil {
 		s.snap.Close()
 	}
-	if err := w.ReadBack(ctx); err != nil {
+	gone, err := w.ReadBack(ctx)
+	if err != nil {
 		return err
 	}
+	r.rep.discarded(gone)
 	err = f.AwaitDurable(ctx, r.cfg.Sink.DurableAfter, published, s.newestAt)
 	if err != nil {
 		return err

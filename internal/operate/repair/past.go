@@ -141,9 +141,12 @@ func (s *scan) front(ctx context.Context) (*jsapi.Message, error) {
 	return m, err
 }
 
+// codeRemoved is the code of what was published and is in no message any more.
+const codeRemoved = "repair_removed"
+
 // removedFault is the fault of n messages that nobody has any more.
 func (r *repair) removedFault(n uint64) *outbox.Fault {
-	return refuse("repair_removed", fmt.Sprintf("%d messages of stream %s are not there any more "+
+	return refuse(codeRemoved, fmt.Sprintf("%d messages of stream %s are not there any more "+
 		"(retention, or somebody removed them): their rows, if the table "+
 		"still has them, look like missing ones", n, r.cfg.Stream),
 		"Give a condition that only rows hold to that may be missing, for example --where \"created_at "+

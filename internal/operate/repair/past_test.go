@@ -298,13 +298,7 @@ func TestARepairSaysWhatTheBrokerHadLostAtTheEnd(t *testing.T) {
 	killed := func() {
 		t.Helper()
 		db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
-		ctx, kill := context.WithCancel(ctx)
-		line := progress.New(progress.Config{Stderr: until("sink.durable_after", kill)})
-		slow := cfg
-		slow.Sink.DurableAfter = time.Minute
-		if _, err := Run(progress.With(ctx, line), slow, quiet, Options{Accept: "slot_missing"}); err == nil {
-			t.Error("it was not killed")
-		}
+		killed(t, ctx, cfg, Options{Accept: "slot_missing"})
 	}
 	repaired := func(fault string, published uint64) {
 		t.Helper()

@@ -56,6 +56,12 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 		p.close()
 		return nil, err
 	}
+	if p.scan != nil {
+		if err := l.CheckFits(ctx, p.scan.counts[missing]); err != nil {
+			p.close()
+			return nil, err
+		}
+	}
 	p.loss = r.lossOf(p)
 	if p.erasures, err = r.erasures(ctx, f, p); err == nil {
 		p.archived, err = r.archived(ctx, f, p)
@@ -366,18 +372,8 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if err := s.readStream(ctx, rd, keep); err != nil {
 		return err
 	}
-	// those that the archive has are not gone
-	if n := rd.Removed(s.again); n > s.archived && s.r.o.Where == "" && s.counts[missing] > 0 {
-		return s.r.removedFault(n - s.archived)
-	}
 	if n := s.counts[otherEvent]; n > 0 {
 		return idsReused(s.l, n, "stream "+s.r.cfg.Stream)
-	}
-	if s.withoutID > 0 && s.r.o.Where == "" && s.counts[missing] > 0 {
-		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if "+
-			"the table still has them, look like missing ones",
-			s.withoutID, s.r.cfg.Stream), "Give a condition that only rows hold to that may be missing, "+
-			"for example --where \"created_at > '...'\"")
 	}
 	if keep {
 		if end := rd.Server.WALEnd; s.anchor.Due > end {
@@ -389,6 +385,22 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 		if err := s.readSlot(ctx); err != nil {
 			return err
 		}
+	}
+	if err := s.findReplaced(ctx); err != nil {
+		return err
+	}
+	if s.r.o.Where != "" || s.counts[missing] == 0 {
+		return s.findEdges(ctx)
+	}
+	// those that the archive has are not gone
+	if n, known := rd.Removed(s.again), s.archived+s.replaced; n > known {
+		return s.r.removedFault(n - known)
+	}
+	if s.withoutID > 0 {
+		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if "+
+			"the table still has them, look like missing ones",
+			s.withoutID, s.r.cfg.Stream), "Give a condition that only rows hold to that may be missing, "+
+			"for example --where \"created_at > '...'\"")
 	}
 	return s.findEdges(ctx)
 }

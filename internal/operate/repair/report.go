@@ -88,6 +88,11 @@ func (r *Report) planned(p *plan) {
 			r.Notes = append(r.Notes,
 				fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.foreign))
 		}
+		if s.replaced > 0 {
+			r.Notes = append(r.Notes, fmt.Sprintf("%d events are in no message, and count as in the stream: "+
+				"the repair that did not finish has published them, and the stream has replaced or "+
+				"discarded them since", s.replaced))
+		}
 		if r.Lost = s.lost; s.lost > 0 {
 			r.Notes = append(r.Notes,
 				fmt.Sprintf("%d events are in the stream, the first at sequence %d, and not in this "+
@@ -105,6 +110,14 @@ func (r *Report) compared(s *scan) {
 	r.First, r.Last = s.first, s.last
 	if text := s.back.String(); text != "" && r.Erased > 0 && !slices.Contains(r.Notes, text) {
 		r.Notes = append(r.Notes, text)
+	}
+}
+
+// discarded notes what the stream has taken away again of what was published.
+func (r *Report) discarded(n uint64) {
+	if n > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d of the events that were published are in the stream no "+
+			"more: its limits have replaced or discarded them", n))
 	}
 }
 

@@ -58,6 +58,12 @@ type scan struct {
 
 	// a repair was under way before this attempt, and the stream's first messages may be of that
 	unfinished bool
+	// where that one publishes, 0: nowhere yet; how many of its messages the stream has, the event of the
+	// newest of them, and how many of its events are known to be gone from it again
+	begun    outbox.LSN
+	present  int
+	latest   idHash
+	replaced uint64
 
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
 	counts   [5]int             // by fate
@@ -116,6 +122,9 @@ func (u *untrusted) Error() string { return u.why }
 func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
 		repaired: map[idHash]struct{}{}, unfinished: f.Record == nil || f.Record.Repairing != ""}
+	if rec := f.Record; s.unfinished && rec != nil && len(rec.Checkpoints) > 0 {
+		s.begun = rec.Checkpoints[0].Due
+	}
 	var err error
 	if f.idsMayRepeat(snap) {
 		s.identity, err = newIdentity(r.cfg, l.Layout, snap)
@@ -248,6 +257,9 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 				s.repaired[id] = struct{}{}
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
+			if h.Pos.LSN == s.begun {
+				s.present, s.latest = s.present+1, id
+			}
 			return nil
 		}
 		if end, left, _ := history.Left(h.Timeline); left && h.Pos.LSN > end {

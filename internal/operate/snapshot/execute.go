@@ -110,8 +110,12 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	if cp = w.After(); published > 0 {
 		last, end = cp.Seq, cp.Seq
 	}
-	if err := w.ReadBack(ctx); err != nil {
+	gone, err := w.ReadBack(ctx)
+	if err != nil {
 		return err
+	}
+	if s.rep.Discarded = gone; gone > 0 {
+		progress.Step(ctx, "%d of them: replaced or discarded by the stream's limits", gone)
 	}
 	err = rd.AwaitDurable(ctx, s.cfg.Sink.DurableAfter, published, newest)
 	if err != nil {
@@ -296,6 +300,9 @@ func (s *snapshot) window(
 	if of > maxRows {
 		return nil, refuse("snapshot_rows", "Delete rows that nobody needs",
 			"table %s has %d rows, a snapshot can have %d", s.rep.Table, of, uint32(maxRows))
+	}
+	if err := l.CheckFits(ctx, of); err != nil {
+		return nil, err
 	}
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
 	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)

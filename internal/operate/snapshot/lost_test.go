@@ -17,6 +17,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/initialize"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
@@ -81,6 +82,41 @@ func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 	must.Succeed(t, err)
 	report, err := take("", func() {})
 	if err != nil || report.Already != rows || report.Published != 0 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestASnapshotOfMoreThanTheStreamKeepsIsRefused: it would say that it has published all rows, and the stream
+// would not have the first of them.
+func TestASnapshotOfMoreThanTheStreamKeepsIsRefused(t *testing.T) {
+	t.Parallel()
+	db := outboxdb.New(t, pgtest.Server(t))
+	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": natstest.Server(t).URL(),
+		"slot": db.Slot, "stream": "OUTBOX", "sink.durable_after": "0s"}, nil)
+	must.Succeed(t, err)
+	ctx, log := outboxdb.Within(t), slog.New(slog.DiscardHandler)
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	take := func(most int) (*Report, error) {
+		return Run(ctx, cfg, log, Options{Prepare: func(ctx context.Context, fits Fits) error {
+			err := initialize.Prepare(ctx, cfg, log, func(string, ...any) {}, nil, fits)
+			must.Succeed(t, err)
+			s, err := js.Stream(ctx, "OUTBOX")
+			must.Succeed(t, err)
+			with := s.CachedInfo().Config
+			with.MaxMsgs = int64(most)
+			_, err = js.UpdateStream(ctx, with)
+			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				SELECT 'd', 'a', n, '{}' FROM generate_series(1, 3) n WHERE NOT EXISTS (TABLE outbox)`)
+			return err
+		}})
+	}
+	_, err = take(2)
+	outboxdb.WantFault(t, err, outbox.Fatal, "stream_limits")
+	if report, err := take(3); err != nil || report.Published != 3 {
 		t.Errorf("%+v, %v", report, err)
 	}
 }

@@ -18,6 +18,7 @@ type Report struct {
 	Rows      int        `json:"rows"`      // the others
 	Erased    int        `json:"erased"`    // rows that were erased before, and are not published again
 	Published uint64     `json:"published"` // of Rows
+	Discarded uint64     `json:"discarded"` // of Published, which the stream's own limits removed again
 	First     uint64     `json:"first,omitempty"`
 	Last      uint64     `json:"last,omitempty"` // the stream sequences of these
 	Order     string     `json:"order"`
@@ -31,6 +32,9 @@ func (r *Report) String() string {
 		r.Stream)
 	if r.Published > 0 {
 		s += fmt.Sprintf(" (sequences %d to %d, in the order %s)", r.First, r.Last, r.Order)
+	}
+	if r.Discarded > 0 {
+		s += fmt.Sprintf(", %d of which its limits have replaced or discarded", r.Discarded)
 	}
 	if r.Already > 0 {
 		s += fmt.Sprintf(", behind %d that were there from one that did not finish", r.Already)

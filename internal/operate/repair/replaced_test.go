@@ -1,0 +1,143 @@
+package repair
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// limited is an installation of archived without its archive and slot, with limits on its stream, and with
+// rows of a document that are missing: their counters are these.
+func limited(t *testing.T, set func(*jetstream.StreamConfig), payload string, counters int) (context.Context,
+	config.Config, jetstream.Stream, *outboxdb.DB) {
+	t.Helper()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	with := s.CachedInfo().Config
+	set(&with)
+	_, err = js.UpdateStream(ctx, with)
+	must.Succeed(t, err)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'e', 'a', n, to_jsonb($2::text) FROM generate_series(1, $1::int) n`, counters, payload)
+	return ctx, cfg, s, db
+}
+
+// killed is a repair that ends while it waits for what it has published to be durable.
+func killed(t *testing.T, ctx context.Context, cfg config.Config, o Options) {
+	t.Helper()
+	ctx, kill := context.WithCancel(ctx)
+	line := progress.New(progress.Config{Stderr: until("sink.durable_after", kill)})
+	cfg.Sink.DurableAfter = time.Minute
+	if report, err := Run(progress.With(ctx, line), cfg, quiet, o); err == nil {
+		t.Fatalf("it was not killed: %+v", report)
+	}
+}
+
+// last is the last sequence of a stream, and the key of the newest message.
+func last(t *testing.T, ctx context.Context, s jetstream.Stream) (uint64, string) {
+	t.Helper()
+	info, err := s.Info(ctx)
+	must.Succeed(t, err)
+	m, err := s.GetMsg(ctx, info.State.LastSeq)
+	must.Succeed(t, err)
+	return info.State.LastSeq, outbox.HeaderKey(m.Header.Get(outbox.HeaderName))
+}
+
+// TestWhatAKilledRepairPublishedIsNotPublishedAgain, though the stream has replaced it since: behind what
+// came after it, it would be the newest of its document.
+func TestWhatAKilledRepairPublishedIsNotPublishedAgain(t *testing.T) {
+	t.Parallel()
+	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
+	ctx, cfg, s, _ := limited(t, one, "", 4)
+	run := func(where string) (*Report, error) {
+		return Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: where})
+	}
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
+	_, err := run("doc_id = 'e'") // of the first row nobody can tell
+	f := outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	if !strings.Contains(f.Message, "published 1 events") || !strings.Contains(f.Message, "2 rows") {
+		t.Error(f)
+	}
+	report, err := run("doc_id = 'e' AND counter > 1")
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 1 || seq != rows+3 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestTheNewestOfAKilledRepairMayBeNamed: what comes before it is left out by the condition.
+func TestTheNewestOfAKilledRepairMayBeNamed(t *testing.T) {
+	t.Parallel()
+	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
+	ctx, cfg, s, _ := limited(t, one, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
+		Where: "doc_id = 'e' AND counter > 2"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 1 || seq != rows+3 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestWhatTheLimitsDiscardWhileARepairPublishesIsSaid, and it is published once.
+func TestWhatTheLimitsDiscardWhileARepairPublishesIsSaid(t *testing.T) {
+	t.Parallel()
+	const of = 4
+	room := func(c *jetstream.StreamConfig) { c.MaxBytes = 8 << 10 }
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	for name, kill := range map[string]bool{"at once": false, "after a kill": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s, _ := limited(t, room, strings.Repeat("x", 3<<10), of)
+			o, published, says := o, uint64(of), "2 of the events that were published"
+			if kill {
+				killed(t, ctx, cfg, o)
+				o.Accept, published, says = "repair_unfinished", 0, "2 events are in no message"
+			}
+			report, err := Run(ctx, cfg, quiet, o)
+			seq, key := last(t, ctx, s)
+			if err != nil || report.Published != published || seq != rows+of || !strings.HasSuffix(key, "4") {
+				t.Fatalf("%d, %s: %+v, %v", seq, key, report, err)
+			}
+			if text := strings.Join(report.Notes, "\n"); !strings.Contains(text, says) {
+				t.Error(text)
+			}
+		})
+	}
+}
+
+// TestMoreThanTheStreamKeepsIsNotPublished: it would push out everything, and its own first part.
+func TestMoreThanTheStreamKeepsIsNotPublished(t *testing.T) {
+	t.Parallel()
+	few := func(c *jetstream.StreamConfig) { c.MaxMsgs = rows }
+	ctx, cfg, s, _ := limited(t, few, "", rows+1)
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	for range 2 {
+		_, err := Run(ctx, cfg, quiet, o)
+		outboxdb.WantFault(t, err, outbox.Fatal, "stream_limits")
+	}
+	if seq, _ := last(t, ctx, s); seq != rows {
+		t.Errorf("the stream ends at %d", seq)
+	}
+	o.Where += " AND counter > 1"
+	report, err := Run(ctx, cfg, quiet, o)
+	if err != nil || report.Published != rows {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
