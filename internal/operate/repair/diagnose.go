@@ -142,7 +142,7 @@ const codeMissing = "rows_missing"
 
 // checkRows compares the table with the stream and with what the slot will bring.
 func (r *repair) checkRows(ctx context.Context, l *backfill.Conns, f *finding) error {
-	if err := r.checkTable(ctx, l, f); err != nil {
+	if err := r.checkTable(l, f); err != nil {
 		return err
 	}
 	p := &plan{mode: modeKeep}

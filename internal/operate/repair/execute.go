@@ -240,10 +240,12 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 		return err
 	}
 	p.close()
+	had := p.scan.counts[missing]
 	if p.scan, err = r.newScan(l, f, snap); err != nil {
 		return err
 	}
 	s := p.scan
+	s.onlyNew = had == 0
 	// before the record has the anchor: a repair that goes on from there does not know of the former slot
 	if err := r.forgetStates(ctx, f, p); err != nil {
 		return err

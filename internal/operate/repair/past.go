@@ -76,15 +76,16 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
 	if err != nil || first.Seq <= next {
 		return next, err
 	}
-	// What was gone before all this began counts as removed; else everything is to be looked at again. A
-	// condition says that it holds for no row of either.
+	if s.r.cfg.Archive.URL == "" {
+		s.went = first.Seq - min(first.Seq, rd.Stream.FirstSeq)
+		return first.Seq, nil
+	}
+	// What was gone before all this began counts as removed; else everything is to be looked at again, as it
+	// will be archived. A condition says that it holds for no row of either.
 	var lacking error
 	if first.Seq > rd.Stream.FirstSeq && s.r.o.Where == "" {
 		lacking = fmt.Errorf("stream %s: messages up to %d, which are not archived, went away while it was "+
 			"read", s.r.cfg.Stream, first.Seq-1)
-	}
-	if s.r.cfg.Archive.URL == "" {
-		return first.Seq, lacking
 	}
 	store, err := archive.Open(ctx, s.r.cfg.Archive.URL)
 	if err != nil {

@@ -567,3 +567,46 @@ func TestOfAServerThatWasPutBackIdsMayRepeat(t *testing.T) {
 	}
 	again(rows-6, "repair_unfinished")
 }
+
+// TestWhatWasRemovedMattersOnlyToRowsThatAreMissing: where none is, no condition has to be given, neither to
+// look nor to repair.
+func TestWhatWasRemovedMattersOnlyToRowsThatAreMissing(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(6)))
+	_, err := Run(ctx, cfg, quiet, Options{Check: true})
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	db.Exec("DELETE FROM outbox WHERE counter <= 5")
+	insert := func(counter int) {
+		db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', $1, '{}')",
+			counter)
+	}
+	insert(rows + 1) // the slot brings it
+	report, err := Run(ctx, cfg, quiet, Options{Check: true})
+	if err != nil || report.InStream != rows-5 || report.InWAL != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+	gone := uint64(6)
+	check := func(times int) (*Report, error) { // one message more goes each time that it reads
+		return Run(ctx, cfg, quiet, Options{Check: true, past: func() {
+			if times--; times >= 0 {
+				gone++
+				must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(gone)))
+			}
+		}})
+	}
+	_, err = check(1)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	db.Exec("DELETE FROM outbox WHERE counter <= 15")
+	if report, err = check(attempts); err != nil || report.InStream != rows-15 || gone != 13 {
+		t.Errorf("%d gone, %+v, %v", gone, report, err)
+	}
+	db.Exec("DELETE FROM outbox WHERE counter > $1", rows)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	line := progress.New(progress.Config{Stderr: until("making slot", func() { insert(rows + 2) })})
+	report, err = Run(progress.With(ctx, line), cfg, quiet, Options{Accept: "slot_missing"})
+	if err != nil || report.Published != 1 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}

@@ -78,7 +78,7 @@ func (r *repair) findPlan(ctx context.Context, l *backfill.Conns, f *finding) (*
 	if err != nil || p.mode == modeRecord || p.scan != nil {
 		return p, err
 	}
-	if err := r.checkTable(ctx, l, f); err != nil {
+	if err := r.checkTable(l, f); err != nil {
 		if fault := outbox.FaultOf(err); fault == nil || fault.Code != codeNoTable {
 			return nil, err
 		}
@@ -98,7 +98,7 @@ func (r *repair) findPlan(ctx context.Context, l *backfill.Conns, f *finding) (*
 const codeNoTable = "no_table"
 
 // checkTable refuses what can't be repaired from the table.
-func (r *repair) checkTable(ctx context.Context, l *backfill.Conns, f *finding) error {
+func (r *repair) checkTable(l *backfill.Conns, f *finding) error {
 	table := l.Layout.Mapping.Table
 	if f.Server.InRecovery {
 		return refuse("in_recovery", "the server is a standby, on which no slot can be repaired",
@@ -113,14 +113,7 @@ func (r *repair) checkTable(ctx context.Context, l *backfill.Conns, f *finding) 
 			"Start anew, as docs/operations.md says, or set columns.id to a column that tells events apart "+
 				"and was set when they were published")
 	}
-	if r.o.Where != "" || r.cfg.Archive.URL != "" {
-		return nil
-	}
-	n, err := l.Removed(ctx, &f.Readings)
-	if err == nil && n > 0 {
-		err = r.removedFault(n)
-	}
-	return err
+	return nil
 }
 
 // checkOrigin refuses a table in which other servers' rows are: they are in no message of this stream, and
@@ -389,11 +382,11 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if err := s.findReplaced(ctx); err != nil {
 		return err
 	}
-	if s.r.o.Where != "" || s.counts[missing] == 0 {
+	if s.r.o.Where != "" || s.onlyNew || s.counts[missing] == 0 {
 		return s.findEdges(ctx)
 	}
 	// those that the archive has are not gone
-	if n, known := rd.Removed(s.again), s.archived+s.replaced; n > known {
+	if n, known := rd.Removed(s.again)+s.went, s.archived+s.replaced; n > known {
 		return s.r.removedFault(n - known)
 	}
 	if s.withoutID > 0 {

@@ -84,20 +84,24 @@ func (r *repair) rebuilt(ctx context.Context, l *backfill.Conns, f *finding) (*p
 	if err != nil || p.record.Checkpoints[0].Seq < f.Stream.NewestSeq {
 		return p, err
 	}
-	if err := r.checkTable(ctx, l, f); err != nil {
-		if outbox.FaultOf(err) == nil {
-			return nil, err
-		}
+	unproven := func(why *outbox.Fault) (*plan, error) {
 		p.notes = append(p.notes, fmt.Sprintf("nothing shows that stream %s has everything up to the "+
 			"confirmed LSN %v, and the table was not compared: %s",
-			r.cfg.Stream, f.Slot.Confirmed, outbox.FaultOf(err).Message))
+			r.cfg.Stream, f.Slot.Confirmed, why.Message))
 		return p, nil
+	}
+	if err := r.checkTable(l, f); err != nil {
+		return unproven(outbox.FaultOf(err))
 	}
 	keep := &plan{mode: modeKeep, why: "the table has rows that neither the stream nor the slot has: the " +
 		"stream was put back from an older copy, or they were never published"}
 	err = r.compare(ctx, l, f, keep)
 	why, renew := isUntrusted(err)
+	fault := outbox.FaultOf(err)
 	switch {
+	case fault != nil && fault.Code == codeRemoved:
+		keep.close()
+		return unproven(fault)
 	case renew:
 		keep.close()
 		return &plan{mode: modeNewSlot, why: "the slot can't be kept: " + why}, nil

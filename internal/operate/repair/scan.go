@@ -65,6 +65,9 @@ type scan struct {
 	latest   idHash
 	replaced uint64
 
+	// no row was missing before, so those that are now were written since
+	onlyNew bool
+
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
 	counts   [5]int             // by fate
 	requests []*erasure.Record  // all erasures of the table
@@ -75,6 +78,7 @@ type scan struct {
 	last     *Event
 
 	archived  uint64           // messages that only the archive has
+	went      uint64           // without an archive: what went from the front while it was read
 	again     outbox.Sequences // what the broker had lost, and came again
 	withoutID int              // messages of ours without an event id
 	foreign   int              // messages without our header, above the record's base
@@ -285,7 +289,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 		}
 		return nil
 	}
-	s.archived, s.again = 0, nil
+	s.archived, s.went, s.again = 0, 0, nil
 	err := s.readAll(ctx, rd, read)
 	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
 		if s.raiseAnchor(due); len(s.beyond) > relay.MaxPublishedAhead {
