@@ -166,6 +166,11 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record,
 	anchor relay.Checkpoint) error {
 	anchor.Seq = f.End()
+	// What an attempt before has published need not be durable: it may be lost, and comes again.
+	if was := f.Record; was != nil && was.Repairing != "" && was.Created.Equal(f.Stream.Created) &&
+		len(was.Checkpoints) > 0 {
+		anchor.Seq = min(anchor.Seq, was.Checkpoints[0].Seq)
+	}
 	anchor.Tally = relay.Tally{} // what is repaired did not come through the WAL
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
 	rec.Base = anchor.Seq

@@ -610,3 +610,24 @@ func TestWhatWasRemovedMattersOnlyToRowsThatAreMissing(t *testing.T) {
 		t.Errorf("%+v, %v", report, err)
 	}
 }
+
+// TestWhatTwoKilledRepairsHadPublishedMayBeLost: that the second one found it there does not make it durable.
+func TestWhatTwoKilledRepairsHadPublishedMayBeLost(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'b', 1, '{}')")
+	killed(t, ctx, cfg, Options{Accept: "slot_missing"})
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished"})
+	must.Succeed(t, s.DeleteMsg(ctx, rows+1))
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished"})
+	if err != nil || report.Published != 1 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	m, err := s.GetMsg(ctx, rows+2)
+	must.Succeed(t, err)
+	if from := m.Header.Get(outbox.HeaderLost); from != strconv.Itoa(rows+1) {
+		t.Errorf("lost from %q", from)
+	}
+}
