@@ -202,8 +202,9 @@ var commands = []Finding{
 		Title: "The table has more rows than a snapshot can have",
 		Hint:  "Delete rows that nobody needs."},
 	{Code: "snapshot_server", Severity: Error, Classes: fatal,
-		Title: "The unfinished snapshot is of another database or server",
-		Hint:  "Correct postgres.url."},
+		Title: "The unfinished snapshot is of another database or server, or of one that was put back",
+		Hint: "Correct postgres.url. If the server was restored from an older copy, remove the stream with " +
+			"`nats stream rm`, then run `outflow init --snapshot` again: it starts over."},
 	{Code: "snapshot_taken_over", Severity: Error, Classes: fatal,
 		Title: "Another outflow init --snapshot has begun for the slot",
 		Hint:  "Let that one finish; if there is none any more, run `outflow init --snapshot` again."},

@@ -44,6 +44,26 @@ func (r *Readings) Holes(known []checkpoint.Range) []checkpoint.Range {
 	return append(known, checkpoint.Range{From: st.NewestSeq + 1, To: st.LastSeq})
 }
 
+// WentBack reports whether the server may lack what was read from it, by what record, newest message and
+// server say of WAL and timelines. A server that was put back has no slot, so that is what is found first;
+// and of what is unfinished nothing else may be found. There must be a record.
+func (r *Readings) WentBack() bool {
+	rec, server := r.Record, r.Server
+	if rec.SystemID != server.SystemID || server.WALEnd < rec.Publication.Seen {
+		return true
+	}
+	gone := func(timeline uint32, at outbox.LSN) bool {
+		end, left, known := server.History.Left(timeline)
+		return !known || left && at > end
+	}
+	if n := r.Stream.Newest; n != nil && gone(n.Timeline, n.Pos.LSN) {
+		return true
+	}
+	return slices.ContainsFunc(rec.Checkpoints, func(p checkpoint.StoredCheckpoint) bool {
+		return gone(p.Timeline, p.Due)
+	})
+}
+
 // End is where the stream ends for whoever publishes behind it: what the broker has lost beyond that comes
 // again, and the next message says so. What was durable once may be in no table any more, and nobody says it
 // of that.

@@ -124,7 +124,7 @@ func (r *repair) inProgress(l *backfill.Conns, f *finding) *checkpoint.Record {
 		if before := f.published(); before != 0 { // until its rows are published, too
 			rec.Publication.TableOID = before
 		}
-		if f.Record.SystemID == rec.SystemID { // of a server that was put back this says so, see wentBack
+		if f.Record.SystemID == rec.SystemID { // of a server that was put back this says so, see WentBack
 			rec.Publication.Seen = max(rec.Publication.Seen, f.Record.Publication.Seen)
 		}
 		if !f.Stream.Exists {

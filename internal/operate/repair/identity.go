@@ -3,7 +3,6 @@ package repair
 import (
 	"slices"
 
-	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
@@ -24,26 +23,7 @@ func (f *finding) idsMayRepeat(snap *tablesnapshot.Snapshot) bool {
 		return true
 	}
 	before := f.published()
-	return before != 0 && before != snap.Table().OID || f.wentBack()
-}
-
-// wentBack reports whether the server may lack what was read from it. A server that was put back has no slot,
-// so that is what is found first; and of an unfinished repair nothing else may be found.
-func (f *finding) wentBack() bool {
-	rec, server := f.Record, f.Server
-	if rec.SystemID != server.SystemID || server.WALEnd < rec.Publication.Seen {
-		return true
-	}
-	gone := func(timeline uint32, at outbox.LSN) bool {
-		end, left, known := server.History.Left(timeline)
-		return !known || left && at > end
-	}
-	if n := f.Stream.Newest; n != nil && gone(n.Timeline, n.Pos.LSN) {
-		return true
-	}
-	return slices.ContainsFunc(rec.Checkpoints, func(p checkpoint.StoredCheckpoint) bool {
-		return gone(p.Timeline, p.Due)
-	})
+	return before != 0 && before != snap.Table().OID || f.WentBack()
 }
 
 // identity tells events with the same id apart by key and document, as far as a message says them. A nil one

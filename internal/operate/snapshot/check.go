@@ -104,8 +104,9 @@ func (s *snapshot) checkFresh(cc checkpoint.Config, rd checkpoint.Readings) erro
 // checkUnfinished checks what an unfinished snapshot has left.
 func (s *snapshot) checkUnfinished(ctx context.Context, l *backfill.Conns, rd *backfill.Readings) error {
 	rec := rd.Record
-	anew := fmt.Sprintf("Or start over: remove the stream with `nats stream rm %s`, then run `outflow init "+
-		"--snapshot` again", s.cfg.Stream)
+	remove := fmt.Sprintf("remove the stream with `nats stream rm %s`, then run `outflow init --snapshot` "+
+		"again", s.cfg.Stream)
+	anew := "Or start over: " + remove
 	switch {
 	case rec.SystemID != rd.Server.SystemID || rec.Database != rd.Server.Database &&
 		!rd.Databases.Renamed(rec.Database, rec.OfTable("", l.Layout.Table.OID)):
@@ -114,6 +115,10 @@ func (s *snapshot) checkUnfinished(ctx context.Context, l *backfill.Conns, rd *b
 			rec.Database, rec.SystemID, rd.Server.Database, rd.Server.SystemID)
 	case rd.Stream.LastSeq == 0:
 		return nil // nothing was published, or the stream was removed to start over
+	case rd.WentBack():
+		return refuse("snapshot_server", "Start over: "+remove,
+			"the server was restored from an older copy, or left the timeline that the unfinished snapshot "+
+				"is of: its rows may have ids that stream %s has for others", s.cfg.Stream)
 	case rec.Mapping != l.Layout.Mapping:
 		return refuse("mapping_changed", "Set table and columns to what they were. "+anew,
 			"the snapshot that did not finish read table and columns otherwise")
