@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -155,6 +156,43 @@ func TestATransactionOutlivesCallsThatDoNotUseIt(t *testing.T) {
 			})
 			if n := calls.Load(); n != 5 {
 				t.Errorf("%d calls for 5 events", n)
+			}
+		})
+	}
+}
+
+// TestATransactionThatTheServerEndsIsMadeSmaller: the database ends each one in the midst of its third call,
+// as with transaction_timeout. That is the last one before the commit, or another follows.
+func TestATransactionThatTheServerEndsIsMadeSmaller(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{4, 9} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+			cfg, reg := w.config(src), prometheus.NewRegistry()
+			cfg.Partitions, cfg.Registerer = 1, reg
+			var newest pgx.Tx
+			calls := 0
+			src.publish(s.events(1, 1)...)
+			w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+				if e.seq == 1 { // alone
+					src.publish(s.events(n-1, 1)...)
+					await.True(func() bool { return src.read() == uint64(n) })
+				}
+				now := tx.(handlerTx).Tx
+				if calls++; now != newest {
+					newest, calls = now, 1
+				}
+				if calls < 3 {
+					return nil
+				}
+				_, err := w.mine.Exec(ctx, "SELECT pg_terminate_backend($1)", tx.Conn().PgConn().PID())
+				time.Sleep(time.Second) // a shorter call needs no look at the transaction
+				return err
+			})
+			w.awaitOffsets(int64(n))
+			if sessions := gather(t, reg)["outflow_consumer_sessions_total consumer=orders"]; sessions != 1 {
+				t.Errorf("%v sessions", sessions)
 			}
 		})
 	}

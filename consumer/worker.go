@@ -225,6 +225,10 @@ func (w *worker) apply(items []item) error {
 			w.met.conflict()
 			w.batch.conflicted(n)
 			continue
+		case errors.Is(cause, errShort):
+			w.cfg.Log.Warn("the next transactions have fewer events", "had", n, "err", cause)
+			w.batch.conflicted(n)
+			continue
 		case at < 0: // the commit was refused
 			for _, it := range items[:n] {
 				if err := w.applyOne(it, nil); err != nil {
@@ -287,7 +291,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	}
 	var parked map[*Event]bool
 	var handled time.Time
-	rest := 1 // from where on a stop may leave the items to the next session
+	var ended error // the server has ended the transaction, and nothing of it is committed
+	rest := 1       // from where on a stop may leave the items to the next session
 	to := offsetOf(last.seq, &last.head)
 	err = w.store.move(w.work, w.source, w.partition, w.offset, to,
 		func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -314,8 +319,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				if parked[it.event] {
 					continue
 				}
-				if err := w.keepOpen(ctx, tx); err != nil {
-					return err
+				if ended = w.keepOpen(ctx, tx); ended != nil {
+					return ended
 				}
 				if err := w.handle(ctx, tx, it.event); err != nil {
 					at, cause = i, err
@@ -326,7 +331,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				}
 			}
 			handled = time.Now()
-			return nil
+			ended = w.keepOpen(ctx, tx)
+			return ended
 		})
 	switch {
 	case err == nil:
@@ -338,6 +344,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 		return 0, nil, fault(ErrHandler, err, hintEnded, "%s", endedAt(items, at))
 	case cause != nil:
 		return at, cause, nil
+	case ended != nil:
+		return -1, fmt.Errorf("%w: %w", errShort, ended), nil
 	case !handled.IsZero() && refused(err), conflict(err):
 		return -1, err, nil
 	default:
@@ -379,8 +387,11 @@ func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*
 	return w.parking.parkBehind(ctx, tx, may)
 }
 
-// keepOpen is called before each call of the handler. The server ends a transaction that is idle for longer
-// than one call may take, and none of many calls need use it.
+// errShort: a transaction may have taken longer than the server allows.
+var errShort = errors.New("the transaction ended while it waited for the handler")
+
+// keepOpen is called before each call of the handler, and before the commit. The server ends a transaction
+// that is idle for longer than one call may take, and none of many calls need use it.
 func (w *worker) keepOpen(ctx context.Context, tx pgx.Tx) error {
 	if tx == nil || time.Since(w.used) < time.Second {
 		return nil
