@@ -67,9 +67,8 @@ type Config struct {
 	Timeout     time.Duration // of one call of the handler. Default 30 s
 	StopTimeout time.Duration // how long Run waits for running handlers when it stops. Default 10 s
 
-	// Start is where a consumer without offsets begins. What retention takes from there on before it is
-	// read is a gap: in a stream that is full, where each message that comes takes the first one,
-	// FromFirst needs AcceptGap or Archive.
+	// Start is where a consumer without offsets begins. In a stream that is full, where each message that
+	// comes takes the first one, FromFirst is the first one that there is when it comes to read.
 	Start Start
 	// Archive is where messages are read that retention has taken from the stream: package consumer/archive
 	// opens that of `outflow archive`. Without it, such messages are a gap.

@@ -140,6 +140,7 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 		if err := d.checkOrder(here, &e.head, m); err != nil {
 			return err
 		}
+		d.check.begins = false
 		if e.seq <= d.replayedTo {
 			e.Replayed = true
 		}
@@ -227,7 +228,7 @@ func (d *dispatcher) maintain() error {
 	if err := d.inspect(f); err != nil {
 		return err
 	}
-	d.busy = false
+	d.busy, d.check.begins = false, false
 	d.advanceIdle()
 	if d.source == live && d.replays != nil {
 		if due, err := d.replays(d.work); err != nil || due {
@@ -427,7 +428,13 @@ func (d *dispatcher) removed(all outbox.Sequences) error {
 	if len(all) == 0 {
 		return nil
 	}
-	return d.gap(all[0].From, all[len(all)-1].To, true)
+	from, to := all[0].From, all[len(all)-1].To
+	if d.check.begins {
+		d.cfg.Log.Info("the stream's first messages went before they were read: the consumer, which is "+
+			"new, begins behind them", "from", from, "to", to)
+		return nil
+	}
+	return d.gap(from, to, true)
 }
 
 // checkOrder returns an error if a message must not follow the one before it.

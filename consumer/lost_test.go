@@ -409,3 +409,73 @@ func TestWhatCameBeforeItWasRemovedIsHandledWithAFilter(t *testing.T) {
 		})
 	}
 }
+
+// fullStream is full: with each question, a message comes and takes the first one.
+type fullStream struct {
+	*pulling
+	publisher
+}
+
+func (f *fullStream) State(ctx context.Context) (stream.State, error) {
+	st, err := f.pulling.State(ctx)
+	f.publish(f.event("a"))
+	f.removeTo(int64(st.First))
+	return st, err
+}
+
+// TestANewConsumerOfAFullStreamBegins: what was the first message when the offsets were made is gone when
+// they are compared, and what is then the first one when it comes to read. What goes after that is a gap.
+func TestANewConsumerOfAFullStreamBegins(t *testing.T) {
+	t.Parallel()
+	for _, filter := range []string{">", "outbox.>"} {
+		t.Run(filter, func(t *testing.T) {
+			t.Parallel()
+			src := &fullStream{pulling: &pulling{memoryStream: newMemoryStream()}}
+			for range 20 {
+				src.publish(src.event("a"))
+			}
+			cfg := (&harness{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil))}).config(src)
+			cfg.Filters = []string{filter}
+			c, err := New(nil, Memory(), cfg)
+			must.Succeed(t, err)
+			c.cfg.confirm, c.cfg.interval = time.Millisecond, 5*time.Millisecond
+			var last, n atomic.Uint64
+			var jumps atomic.Bool
+			r := (&harness{t: t}).start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+				if was := last.Swap(e.Sequence); n.Add(1) > 1 && e.Sequence != was+1 || e.Sequence == 1 {
+					jumps.Store(true)
+				}
+				return nil
+			})
+			await.Until(t, "events", func() error {
+				select {
+				case <-r.ended:
+					t.Fatalf("Run ended: %v", r.err)
+				default:
+				}
+				if n := n.Load(); n < 30 {
+					return fmt.Errorf("%d", n)
+				}
+				return nil
+			})
+			if jumps.Load() {
+				t.Error("it did not begin at one of the first messages and go on from there")
+			}
+			await.Until(t, "the gap", func() error {
+				select {
+				case <-r.ended:
+					return nil
+				default:
+					src.change(func() {
+						src.last += 2
+						clear(src.held)
+					})
+					return errors.New("Run goes on")
+				}
+			})
+			if err := r.ends(); !errors.Is(err, ErrGap) {
+				t.Errorf("Run: %v", err)
+			}
+		})
+	}
+}

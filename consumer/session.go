@@ -168,7 +168,9 @@ func (r *runner) begin(ctx context.Context) error {
 	} else if r.cfg.Archive != nil {
 		at.Seq = 0
 	}
-	return r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
+	err = r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
+	r.begun = err == nil && r.cfg.Start == FromFirst && r.cfg.Archive == nil
+	return err
 }
 
 // checkLayout compares the layout with the configuration's. Another number of partitions is asked for once,
@@ -228,6 +230,7 @@ func (r *runner) readLive(ctx context.Context, st *state, parking *parking) erro
 		err = errBarrier // what the broker lost may have to come again
 	}
 	r.progress = reading.flow.state().done > oldest(st.Offsets[live].list()).Seq
+	r.begun = r.begun && reading.check.begins
 	return err
 }
 
@@ -266,7 +269,7 @@ var errBarrier = &heldError{why: "all instances have to come to where another la
 func (r *runner) prepareLive(ctx context.Context, st *state, src stream.Source) (streamCheck, error) {
 	var check streamCheck
 	err := r.keeping(ctx, func(ctx context.Context) (err error) { // it may ask for thousands of messages
-		check, err = checkStream(ctx, &r.cfg, src, st)
+		check, err = checkStream(ctx, &r.cfg, src, st, r.begun)
 		return err
 	})
 	if err != nil {

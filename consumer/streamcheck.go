@@ -36,6 +36,10 @@ type streamCheck struct {
 	lastLost     offset
 	changed      bool // offsets were marked as lost, which has to be stored
 
+	// begins: the consumer is new, and begins at the first message that it reads. A stream that is full has
+	// lost by then what was the first one.
+	begins bool
+
 	home int // whose events these are, as the newest message says that names a home; 0: none does
 
 	// The sequences that were removed before they were read, as Config.AcceptGap allows. 0: none.
@@ -43,7 +47,8 @@ type streamCheck struct {
 }
 
 // checkStream compares the offsets with the stream's state, and marks offsets as lost.
-func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state) (streamCheck, error) {
+func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state, begun bool) (streamCheck,
+	error) {
 	now, err := stateOf(ctx, src)
 	if err != nil {
 		return streamCheck{}, fmt.Errorf("stream %s: %w", cfg.Stream, err)
@@ -75,7 +80,8 @@ func checkStream(ctx context.Context, cfg *Config, src stream.Source, st *state)
 		}
 	}
 	gone := now.Erased.Lacking(at.Seq+1, min(now.First, now.Kept)-1)
-	if len(gone) > 0 && !(c.shorter && now.Last < now.First) {
+	c.begins = begun && !c.newest.known()
+	if len(gone) > 0 && !(c.shorter && now.Last < now.First) && !c.begins {
 		if !cfg.AcceptGap {
 			return c, gapFault(cfg, gone[0].From, gone[len(gone)-1].To, true)
 		}

@@ -7,8 +7,7 @@ var consumers = []Finding{
 			"with `outflow replay --from table --to consumer:NAME`, or do without them: " +
 			"Config.AcceptGap.",
 		Runbook: "The consumer was stopped, or too slow, for longer than the stream keeps messages: " +
-			"raise the stream's limits. If it is new and begins at the first message, a stream that is " +
-			"full has lost that by the time that it is read: start it once with Config.AcceptGap."},
+			"raise the stream's limits."},
 	{Code: "consumer_archive", Severity: Critical, Classes: fatalGap,
 		Title: "The archive that a consumer reads can't be read, or is of other messages",
 		Hint: "`outflow archive verify` says which object is lost or damaged: bring it back from a " +
