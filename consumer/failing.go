@@ -12,7 +12,7 @@ import (
 // applyOne applies one event, and parks it if all attempts fail. cause is why an attempt has failed already,
 // if the next one is to wait for that.
 func (w *worker) applyOne(it item, cause error) error {
-	f := failing{FailingEvent: w.fails.of(w.source, w.partition, it.event)}
+	f := failing{FailingEvent: w.fails.of(w.partition, it.event)}
 	it.event.Attempt = f.Attempt
 	defer func() {
 		if !f.Since.IsZero() {
@@ -30,7 +30,7 @@ func (w *worker) applyOne(it item, cause error) error {
 		if park {
 			return w.park(it, cause)
 		}
-		w.fails.note(w.source, f.FailingEvent)
+		w.fails.note(f.FailingEvent)
 		if err := pauseFor(w.wait, pause); err != nil {
 			return w.cause(errStopping)
 		}
@@ -38,38 +38,48 @@ func (w *worker) applyOne(it item, cause error) error {
 	}
 }
 
-// failures is what Run knows of events that fail, from one session to the next: for how long they have, and
-// how often, does not begin anew with a session.
+// failures is what Run knows of events of a stream that fail, from one session to the next: for how long they
+// have, and how often, does not begin anew with a session.
 type failures struct {
-	mu     sync.Mutex
-	newest map[string]map[int]FailingEvent // by source and partition
+	created time.Time // the stream
+	mu      sync.Mutex
+	newest  map[int]FailingEvent // by partition
+}
+
+// failures are those of a source's stream. In one that was made anew other events have these sequences.
+func (r *runner) failures(source string, created time.Time) *failures {
+	if f := r.fails[source]; f != nil && f.created.Equal(created) {
+		return f
+	}
+	if r.fails == nil {
+		r.fails = map[string]*failures{}
+	}
+	r.fails[source] = &failures{created: created, newest: map[int]FailingEvent{}}
+	return r.fails[source]
 }
 
 // of is what is known of an event of a partition.
-func (k *failures) of(source string, partition int, e *Event) FailingEvent {
+func (k *failures) of(partition int, e *Event) FailingEvent {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	f := FailingEvent{Partition: partition, Document: e.Document, Sequence: e.seq, Attempt: e.Attempt}
-	if was := k.newest[source][partition]; was.Sequence == f.Sequence && was.Document == f.Document {
+	if was := k.newest[partition]; was.Sequence == f.Sequence && was.Document == f.Document {
 		f.Attempt, f.Since = max(f.Attempt, was.Attempt), was.Since
 	}
 	return f
 }
 
-func (k *failures) note(source string, f FailingEvent) {
+func (k *failures) note(f FailingEvent) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.newest == nil {
-		k.newest = map[string]map[int]FailingEvent{live: {}, replay: {}}
-	}
-	k.newest[source][f.Partition] = f
+	k.newest[f.Partition] = f
 }
 
 // passed: a partition has moved on.
-func (k *failures) passed(source string, partition int) {
+func (k *failures) passed(partition int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.newest[source], partition)
+	delete(k.newest, partition)
 }
 
 // failing is an event that fails, as its worker knows it.
@@ -193,6 +203,7 @@ func (w *worker) park(it item, cause error) error {
 		return w.cause(err)
 	}
 	w.offset = to
+	w.fails.passed(w.partition)
 	w.flow.finish(it.number)
 	return nil
 }

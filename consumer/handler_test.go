@@ -286,6 +286,54 @@ func TestSessionsThatEndKeepNoEventFromBeingParked(t *testing.T) {
 	})
 }
 
+// TestWhatIsKnownOfAFailureEndsWithItsEvent: the first event of a stream that is made anew has its sequence,
+// and one that was parked may come again. Each attempt is that of a session of its own.
+func TestWhatIsKnownOfAFailureEndsWithItsEvent(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	src.publish(s.events(1, 1)...)
+	cfg := w.config(src)
+	cfg.Partitions, cfg.MaxAttempts, cfg.Backoff = 1, 3, Backoff{First: time.Minute}
+	attempts := make(chan int, 10)
+	w.start(w.consumer(cfg), func(_ context.Context, _ pgx.Tx, e *Event) error {
+		attempts <- e.Attempt
+		return errors.New("no")
+	})
+	fails := func(when string, want int, then func()) {
+		t.Helper()
+		await.Until(t, when, func() error {
+			select {
+			case got := <-attempts:
+				if got != want {
+					t.Errorf("%s: attempt %d, want %d", when, got, want)
+				}
+				return nil
+			default:
+				return errors.New("no attempt")
+			}
+		})
+		then()
+		w.exec("UPDATE outflow_mark SET owner = NULL") // the session ends
+	}
+	nothing := func() {}
+	fails("at first", 1, nothing)
+	fails("again", 2, nothing)
+	fails("again", 3, func() {
+		w.awaitOffsets(1)
+		w.exec("DELETE FROM outflow_parked")
+		w.exec("UPDATE outflow_mark SET seq = 0, due = '0/0', lsn = '0/0'")
+	})
+	fails("set back", 1, func() {
+		src.change(func() {
+			clear(src.held)
+			src.created, src.last = src.created.Add(time.Hour), 0
+		})
+		src.publish(s.events(1, 1)...)
+	})
+	fails("made anew", 1, nothing)
+	fails("again", 2, nothing)
+}
+
 // What the database refuses for its content will not pass.
 func TestDataThatTheDatabaseRefusesIsNoOutage(t *testing.T) {
 	t.Parallel()

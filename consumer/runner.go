@@ -24,7 +24,7 @@ type runner struct {
 	*Consumer
 	calls *calls
 	limit *parkLimit
-	fails failures
+	fails map[string]*failures // by source
 	store store
 
 	// sessionBegan is when this session began, before any of its requests. An answer may be delayed, so how

@@ -315,7 +315,7 @@ func (r *runner) newRun(st *state, source string, src stream.Source, parking *pa
 		met:        r.met,
 		calls:      r.calls,
 		limit:      r.limit,
-		fails:      &r.fails,
+		fails:      r.failures(source, st.Created[source]),
 		track:      r.state,
 		store:      r.store,
 		parking:    parking,

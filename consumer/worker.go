@@ -409,7 +409,7 @@ func (w *worker) handle(ctx context.Context, tx pgx.Tx, e *Event) error {
 
 func (w *worker) committed(items []item, to offset, parked map[*Event]bool, took time.Duration) {
 	w.offset = to
-	w.fails.passed(w.source, w.partition)
+	w.fails.passed(w.partition)
 	events := make([]*Event, 0, len(items))
 	for _, it := range items {
 		if parked[it.event] {
