@@ -200,8 +200,9 @@ func (s *postgres) beginReplay(ctx context.Context, created time.Time) error {
 			s.cfg.Name); err != nil {
 			return err
 		}
+		// No claim has them yet: one may still be at an earlier replay, which counted from the beginning too.
 		_, err = tx.Exec(ctx, `INSERT INTO `+marks+` (name, source, partition, owner, epoch, seq, due, n, lsn, i)
-			SELECT name, 'replay', partition, owner, epoch, 0, '0/0', 0, '0/0', 0 FROM `+marks+`
+			SELECT name, 'replay', partition, owner, 0, 0, '0/0', 0, '0/0', 0 FROM `+marks+`
 			WHERE name = $1 AND source = 'live'`, s.cfg.Name)
 		return err
 	})

@@ -42,6 +42,29 @@ func TestAnOpenTransactionOfAReplayHoldsItsPartitionOnly(t *testing.T) {
 	}
 }
 
+// TestAReplayThatBeginsAnewIsOfNoEarlierClaim: the stream of replays was deleted and made anew, and another
+// instance begins with it while this one still has events of the earlier one. Both count from the beginning.
+func TestAReplayThatBeginsAnewIsOfNoEarlierClaim(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	c := w.claimer(1)
+	c.look(t)
+	claim := func() {
+		t.Helper()
+		c.abandon()
+		c.look(t)
+	}
+	move := func() error { return c.move(t.Context(), replay, 0, offset{}, offset{Seq: 7}, nothing) }
+	must.Succeed(t, c.beginReplay(t.Context(), time.Now()))
+	claim()
+	must.Succeed(t, c.beginReplay(t.Context(), time.Now().Add(time.Hour)))
+	if err := move(); !errors.Is(err, errMoved) {
+		t.Errorf("an event of the earlier replay moved the offset of the new one: %v", err)
+	}
+	claim()
+	must.Succeed(t, move())
+}
+
 // asked is a stream that says when it is asked for a message.
 type asked struct {
 	*memoryStream
