@@ -327,6 +327,10 @@ func (s *documentStore) read(ctx context.Context, do func(ctx context.Context, t
 	return do(ctx, nil)
 }
 
+func (s *documentStore) load(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+	return do(ctx, nil)
+}
+
 func (s *documentStore) move(ctx context.Context, source string, partition int, from, to offset,
 	do func(ctx context.Context, tx pgx.Tx) error) error {
 	s.mu.Lock()

@@ -311,3 +311,7 @@ func (s *postgres) abandon() {
 func (s *postgres) read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.lease, func(tx pgx.Tx) error { return do(ctx, tx) })
 }
+
+func (s *postgres) load(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+}

@@ -225,7 +225,7 @@ func (r *runner) tell(ctx context.Context, to func(context.Context, []int), part
 }
 
 // keeping does what may take longer than the lease at the start of a session, and renews it meanwhile. What
-// it does must not use the store.
+// it does must not use the store, but for load.
 func (r *runner) keeping(ctx context.Context, do func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

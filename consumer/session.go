@@ -75,7 +75,8 @@ func (r *runner) session(ctx context.Context) (err error) {
 		}
 		return parking.load(ctx, tx, st.Layout.Partitions, own)
 	}
-	if err := r.store.read(ctx, load); err != nil {
+	// Many documents may be parked.
+	if err := r.keeping(ctx, func(ctx context.Context) error { return r.store.load(ctx, load) }); err != nil {
 		return err
 	}
 	if err := r.readReplays(ctx, st, parking); err != nil {
@@ -229,8 +230,8 @@ func (r *runner) readLive(ctx context.Context, st *state, parking *parking) erro
 	if err == nil && reading.reached {
 		err = errBarrier // what the broker lost may have to come again
 	}
-	r.progress = reading.flow.state().done > oldest(st.Offsets[live].list()).Seq
 	r.begun = r.begun && reading.check.begins
+	r.progress = reading.flow.state().done > oldest(st.Offsets[live].list()).Seq
 	return err
 }
 

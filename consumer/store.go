@@ -53,8 +53,10 @@ type store interface {
 		do func(ctx context.Context, tx pgx.Tx) error) error
 	// shorten sets the offset that a transaction of move is to leave to an earlier one.
 	shorten(ctx context.Context, tx pgx.Tx, source string, partition int, planned, to offset) error
-	// read runs do in a transaction that moves no offset.
+	// read runs do in a transaction that moves no offset. load does so before the session's workers begin,
+	// and renew may be called meanwhile.
 	read(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error
+	load(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error
 	// transactional reports whether effects and offsets share a transaction: exactly once.
 	transactional() bool
 }

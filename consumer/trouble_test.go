@@ -80,7 +80,7 @@ func (s *asked) Get(ctx context.Context, seq uint64) (*stream.Message, error) {
 // others would take the partitions, and need as long.
 func TestTheLeaseIsRenewedBeforeTheStreamIsRead(t *testing.T) {
 	t.Parallel()
-	for _, where := range []string{"OnAssigned", "the offsets' messages"} {
+	for _, where := range []string{"OnAssigned", "what is parked", "the offsets' messages"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
 			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
@@ -104,14 +104,26 @@ func TestTheLeaseIsRenewedBeforeTheStreamIsRead(t *testing.T) {
 			}
 			cfg := w.config(src)
 			cfg.Timeout = 10 * time.Minute
-			if where == "OnAssigned" {
+			started := func() {}
+			switch where {
+			case "OnAssigned":
 				cfg.OnAssigned = func(context.Context, []int) { renewed() }
-			} else {
+			case "what is parked":
+				open, err := w.mine.Begin(t.Context())
+				must.Succeed(t, err)
+				_, err = open.Exec(t.Context(), "LOCK TABLE outflow_parked")
+				must.Succeed(t, err)
+				started = func() {
+					renewed()
+					must.Succeed(t, open.Rollback(t.Context()))
+				}
+			default:
 				cfg = w.config(&asked{src, renewed})
 			}
 			more := s.events(10, 5)
 			src.publish(more...)
 			w.start(w.consumer(cfg), handler)
+			started()
 			w.await(append(all, more...))
 		})
 	}
