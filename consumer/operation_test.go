@@ -198,6 +198,46 @@ func TestATransactionThatTheServerEndsIsMadeSmaller(t *testing.T) {
 	}
 }
 
+// TestAReleaseThatTheServerEndsIsMadeSmaller: so are the steps of a release.
+func TestAReleaseThatTheServerEndsIsMadeSmaller(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	cfg, reg := w.config(src), prometheus.NewRegistry()
+	cfg.Partitions, cfg.Registerer = 1, reg
+	var refuses atomic.Bool
+	refuses.Store(true)
+	var newest pgx.Tx
+	calls := 0
+	src.publish(s.events(3, 1)...)
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, _ *Event) error {
+		if refuses.Load() {
+			return Poison(errors.New("not now"))
+		}
+		if calls++; tx.(handlerTx).Tx != newest {
+			newest, calls = tx.(handlerTx).Tx, 1
+		}
+		if calls < 3 {
+			return nil
+		}
+		_, err := w.mine.Exec(ctx, "SELECT pg_terminate_backend($1, 60000)", tx.Conn().PgConn().PID())
+		return err
+	})
+	w.awaitOffsets(3)
+	refuses.Store(false)
+	w.exec("UPDATE outflow_parked SET release = 'retry' WHERE cause = 'poison'")
+	await.Until(t, "the release", func() error {
+		var n int
+		err := w.mine.QueryRow(t.Context(), "SELECT count(*) FROM outflow_parked").Scan(&n)
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d are parked", n)
+		}
+		return err
+	})
+	if sessions := gather(t, reg)["outflow_consumer_sessions_total consumer=orders"]; sessions != 1 {
+		t.Errorf("%v sessions", sessions)
+	}
+}
+
 // A handler that runs longer than the lease keeps it.
 func TestLongHandlerKeepsTheLease(t *testing.T) {
 	t.Parallel()

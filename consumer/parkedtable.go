@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -216,6 +217,9 @@ func (p parkedTable) first(ctx context.Context, tx DB, document string, n int) (
 	return all, nil
 }
 
+// errChanged: somebody changed release, or deleted rows.
+var errChanged = errors.New("what is parked has changed")
+
 // done deletes rows that were handled or skipped, and sets release in the document's new first row, unless it
 // is set: what was replayed is parked before rows that are to be released already. It reports whether there
 // is one.
@@ -229,8 +233,8 @@ func (p parkedTable) done(ctx context.Context, tx DB, document string, rows []pa
 	}
 	tag, err := tx.Exec(ctx, `DELETE FROM `+p.table+
 		` WHERE ord = ANY($1) AND name = $2 AND (release = 'skip') = (ord = ANY($3))`, ords, p.name, skipped)
-	if err == nil && tag.RowsAffected() != int64(len(ords)) { // somebody changed release, or deleted rows
-		err = fmt.Errorf("%d of %d rows are as they were read", tag.RowsAffected(), len(ords))
+	if err == nil && tag.RowsAffected() != int64(len(ords)) {
+		err = fmt.Errorf("%w: %d of %d rows are as they were read", errChanged, tag.RowsAffected(), len(ords))
 	}
 	if err == nil {
 		tag, err = tx.Exec(ctx, `UPDATE `+p.table+` SET release = coalesce(nullif(release, ''), 'retry') WHERE ord =
