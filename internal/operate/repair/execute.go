@@ -250,7 +250,6 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 		return err
 	}
 	s := p.scan
-	s.onlyNew = had == 0
 	// before the record has the anchor: a repair that goes on from there does not know of the former slot
 	if err := r.forgetStates(ctx, f, p); err != nil {
 		return err
@@ -262,6 +261,7 @@ func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *
 	s.anchor = relay.Checkpoint{
 		Due: slot.At, Seq: rd.Stream.LastSeq, Settings: l.Settings(), Timeline: rd.Server.History.At(slot.At),
 	}
+	s.onlyNew = had == 0 && rd.Removed(nil) <= f.Removed(nil)
 	f.Stream.NewestSeq, f.Stream.LastSeq = rd.Stream.NewestSeq, rd.Stream.LastSeq // its end may be lost since
 	if err := r.saveAnchor(ctx, l, f, rec, s.anchor); err != nil {
 		return err

@@ -603,12 +603,16 @@ func TestWhatWasRemovedMattersOnlyToRowsThatAreMissing(t *testing.T) {
 		t.Errorf("%d gone, %+v, %v", gone, report, err)
 	}
 	db.Exec("DELETE FROM outbox WHERE counter > $1", rows)
-	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
-	line := progress.New(progress.Config{Stderr: until("making slot", func() { insert(rows + 2) })})
-	report, err = Run(progress.With(ctx, line), cfg, quiet, Options{Accept: "slot_missing"})
-	if err != nil || report.Published != 1 {
+	renew := func(meanwhile func()) (*Report, error) {
+		db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+		line := progress.New(progress.Config{Stderr: until("making slot", meanwhile)})
+		return Run(progress.With(ctx, line), cfg, quiet, Options{Accept: "slot_missing"})
+	}
+	if report, err = renew(func() { insert(rows + 2) }); err != nil || report.Published != 1 {
 		t.Errorf("%+v, %v", report, err)
 	}
+	_, err = renew(func() { must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(rows))) })
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 }
 
 // TestWhatTwoKilledRepairsHadPublishedMayBeLost: that the second one found it there does not make it durable.

@@ -382,7 +382,7 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if err := s.findReplaced(ctx); err != nil {
 		return err
 	}
-	if s.r.o.Where != "" || s.onlyNew || s.counts[missing] == 0 {
+	if s.r.o.Where != "" || s.onlyNew && s.went == 0 || s.counts[missing] == 0 {
 		return s.findEdges(ctx)
 	}
 	// those that the archive has are not gone

@@ -65,7 +65,8 @@ type scan struct {
 	latest   idHash
 	replaced uint64
 
-	// no row was missing before, so those that are now were written since
+	// no row was missing before, and nothing has gone from the stream since: those that are now were written
+	// since
 	onlyNew bool
 
 	outcomes map[idHash]outcome // of the candidates, the rows for which --where holds
