@@ -635,3 +635,23 @@ func TestWhatTwoKilledRepairsHadPublishedMayBeLost(t *testing.T) {
 		t.Errorf("lost from %q", from)
 	}
 }
+
+// TestARecordIsRebuiltThoughMessagesWereRemoved: then the table can't show whether the stream has everything,
+// and the plan says so.
+func TestARecordIsRebuiltThoughMessagesWereRemoved(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(6)))
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	must.Succeed(t, js.DeleteKeyValue(ctx, checkpoint.Bucket("OUTBOX")))
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "record_missing"})
+	if err != nil || report.Mode != string(modeRecord) ||
+		!strings.Contains(strings.Join(report.Notes, "\n"), "the table was not compared: 5 messages") {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
