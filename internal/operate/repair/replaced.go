@@ -14,8 +14,11 @@ import (
 // were published before: if as many rows are missing as are gone of these, it is they. Once more they would
 // come behind what came after them.
 func (s *scan) findReplaced(ctx context.Context) error {
-	gone := int(max(s.nextIndex[s.begun], outbox.RepairedIndex)-outbox.RepairedIndex) - s.present
-	if gone == 0 || s.counts[missing] == 0 {
+	if s.present == 0 || s.counts[missing] == 0 {
+		return nil
+	}
+	gone := int(s.nextIndex[s.begun.Due]-s.from) - s.present
+	if gone == 0 {
 		return nil
 	}
 	defer progress.Wait(ctx, "PostgreSQL sorts the rows of table "+s.l.Layout.Mapping.Table)()

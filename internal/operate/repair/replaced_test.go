@@ -95,6 +95,44 @@ func TestTheNewestOfAKilledRepairMayBeNamed(t *testing.T) {
 	}
 }
 
+// TestAnEarlierRepairMayHavePublishedThere: what is gone of that says nothing of the killed one, whether or
+// not something of it is left.
+func TestAnEarlierRepairMayHavePublishedThere(t *testing.T) {
+	t.Parallel()
+	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
+	for _, c := range []struct{ earlier, where string }{
+		{"doc_id = 'f'", "doc_id = 'e' AND counter > 2"},
+		{"doc_id = 'e' AND counter < 3", "doc_id = 'e' AND counter > 2"},
+	} {
+		t.Run(c.earlier, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s, db := limited(t, one, "", 4)
+			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				SELECT 'f', 'a', n, '{}' FROM generate_series(1, 2) n`)
+			report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", Where: c.earlier})
+			if err != nil || report.Published != 2 {
+				t.Fatalf("%+v, %v", report, err)
+			}
+			nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+			must.Succeed(t, err)
+			defer nc.Close()
+			info, err := s.Info(ctx)
+			must.Succeed(t, err)
+			ingress := strings.TrimSuffix(info.Config.Subjects[0], ">")
+			_, err = nc.Request(ingress+"outbox.g", nil, time.Minute)
+			must.Succeed(t, err)
+			o := Options{Accept: "foreign_message", Where: c.where}
+			killed(t, ctx, cfg, o)
+			o.Accept = "repair_unfinished"
+			report, err = Run(ctx, cfg, quiet, o)
+			seq, key := last(t, ctx, s)
+			if err != nil || report.Published != 0 || seq != rows+5 || !strings.HasSuffix(key, "4") {
+				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+			}
+		})
+	}
+}
+
 // TestWhatTheLimitsDiscardWhileARepairPublishesIsSaid, and it is published once.
 func TestWhatTheLimitsDiscardWhileARepairPublishesIsSaid(t *testing.T) {
 	t.Parallel()

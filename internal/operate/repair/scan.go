@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -58,9 +59,11 @@ type scan struct {
 
 	// a repair was under way before this attempt, and the stream's first messages may be of that
 	unfinished bool
-	// where that one publishes, 0: nowhere yet; how many of its messages the stream has, the event of the
-	// newest of them, and how many of its events are known to be gone from it again
-	begun    outbox.LSN
+	// where that one publishes, behind which sequence, and from which index on, nil: nowhere yet; how many of
+	// its messages the stream has, the event of the newest of them, and how many of its events are known to
+	// be gone from it again
+	begun    *relay.Checkpoint
+	from     uint32
 	present  int
 	latest   idHash
 	replaced uint64
@@ -128,7 +131,7 @@ func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snap
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
 		repaired: map[idHash]struct{}{}, unfinished: f.Record == nil || f.Record.Repairing != ""}
 	if rec := f.Record; s.unfinished && rec != nil && len(rec.Checkpoints) > 0 {
-		s.begun = rec.Checkpoints[0].Due
+		s.begun = &rec.Checkpoints[0].Checkpoint
 	}
 	var err error
 	if f.idsMayRepeat(snap) {
@@ -262,7 +265,12 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 				s.repaired[id] = struct{}{}
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
-			if h.Pos.LSN == s.begun {
+			switch {
+			case s.begun == nil || h.Pos.LSN != s.begun.Due:
+			case m.Seq <= s.begun.Seq: // an earlier one has published there, too
+				s.from = h.Pos.Index + 1
+			default:
+				s.from = cmp.Or(s.from, h.Pos.Index-uint32(h.N))
 				s.present, s.latest = s.present+1, id
 			}
 			return nil
