@@ -18,7 +18,7 @@ type Known struct {
 	segments []*Manifest
 	begun    *Segment  // nil: none
 	listed   time.Time // when all of their names were last looked for
-	part     Range     // the segment of which only a part was to go from the stream when it was read last
+	part     Range     // the segment of which only a part has gone from the stream
 	parted   time.Time // when that was
 }
 
@@ -30,8 +30,8 @@ const relist = time.Hour
 // for each of them.
 const parts = time.Hour
 
-// waits reports whether a segment, of which messages up to a sequence may go, was read for others of its
-// messages a short time ago. All of it may go at once.
+// waits reports whether others of a segment, of which messages up to a sequence may go, have gone a short
+// time ago. All of it may go at once.
 func (k *Known) waits(m *Manifest, to uint64) bool {
 	return k != nil && to < m.Last && k.part == (Range{From: m.First, To: m.Last}) &&
 		time.Since(k.parted) < parts

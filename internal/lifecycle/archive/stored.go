@@ -43,8 +43,8 @@ func differs(stream string, seq uint64) error {
 // were made.
 //
 // It returns up to where that holds, which is below the range's end if it has read for longer than turn; 0:
-// it reads all. A process that runs on reads a segment for a part of it, and then for the rest when all of
-// that may go, or after an hour, unless it is urgent: each round lets a few more messages go.
+// it reads all. For the rest of a segment of which a part has gone (see Went) a process that runs on reads it
+// when all of that may go, or after an hour, unless it is urgent: each round lets a few more messages go.
 func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn time.Duration, urgent bool,
 	atOrBelow func(context.Context, uint64) (uint64, error)) (upTo uint64, err error) {
 	var chosen []*Manifest
@@ -69,14 +69,19 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn ti
 			break
 		}
 	}
-	if n := len(chosen); a.known != nil && n > 0 && upTo < chosen[n-1].Last {
-		last := chosen[n-1]
-		a.known.part, a.known.parted = Range{From: last.First, To: last.Last}, time.Now()
-	}
 	if len(chosen) == 0 {
 		return upTo, nil
 	}
 	return upTo, a.sameEnd(ctx, api, chosen, atOrBelow)
+}
+
+// Went notes that the messages up to a sequence have gone from the stream: the rest of its segment waits.
+func (a *Archive) Went(upTo uint64) {
+	for _, m := range a.Segments {
+		if a.known != nil && m.First <= upTo && upTo < m.Last {
+			a.known.part, a.known.parted = Range{From: m.First, To: m.Last}, time.Now()
+		}
+	}
 }
 
 // sameEnd compares the newest message that the stream has of some segments.

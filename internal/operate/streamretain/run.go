@@ -223,6 +223,9 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 			"gone; run it again): %w", c.cfg.Stream, to, err)
 	}
 	c.o.Hit("stream.purged")
+	if c.archive != nil {
+		c.archive.Went(to)
+	}
 	r.Applied = true
 	r.goes(to, gone)
 	if s, err = c.stream(ctx); err == nil && !s.Created.Equal(before.Created) {

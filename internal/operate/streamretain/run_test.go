@@ -118,6 +118,31 @@ func TestAStreamThatIsNearlyFullWaitsForNoSegment(t *testing.T) {
 	}
 }
 
+// TestTheRestOfASegmentWaitsOnlyIfAPartHasGone: what was read in vain is read again by the next round.
+func TestTheRestOfASegmentWaitsOnlyIfAPartHasGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, natstest.Server(t).URL(), 1)
+	w.cfg.Archive.URL = "file://" + t.TempDir()
+	w.o.Known = &archive.Known{}
+	w.publish(40)
+	w.confirm(30)
+	w.archived()
+	w.cfg.Retain.Stream.Messages = 35
+	w.o.Hit = func(point string) {
+		if point == "stream.verified" {
+			w.durable("late", "outbox.>")
+		}
+	}
+	_, err := w.run(true)
+	must.Succeed(t, err)
+	if w.first() != 1 {
+		t.Fatal("a durable has read nothing, and messages are gone")
+	}
+	w.o.Hit = nil
+	must.Succeed(t, w.s.DeleteConsumer(t.Context(), "late"))
+	w.goes(5)
+}
+
 // TestTheNewestMessageStays: after a repair all are confirmed. An empty stream would be one that has lost its
 // end, to a start and to doctor.
 func TestTheNewestMessageStays(t *testing.T) {
