@@ -503,6 +503,34 @@ func TestRowsOfOtherShardsAreNotMissed(t *testing.T) {
 	}
 }
 
+// TestWhatWaitsForKeepIsNotComparedByEachRun, but first, and when it may go: with an archive it waits as well
+// if it has rows of other shards.
+func TestWhatWaitsForKeepIsNotComparedByEachRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.cfg.Own, w.cfg.Archive, w.cfg.Keep = "doc_id = 'd'", true, time.Hour
+	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+	w.insert(0, 3, true)
+	w.insert(1, 3, true)
+	w.apply()
+	w.confirm(w.Slot)
+	for i, want := range []int{1, 0, 1} {
+		if i == 2 {
+			w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h' " +
+				"WHERE name LIKE '%outbox\\_0\"'")
+		}
+		w.reads = nil
+		steps := w.apply()
+		if len(w.reads) != want || w.exists(0) != (i < 2) {
+			t.Errorf("run %d read %v: %v", i, w.reads, steps)
+		}
+		wantWhy(t, steps, 1, "a repair may need it until")
+	}
+	if w.reads[0].Until.After(day.AddDate(0, 0, 1).Add(margin)) {
+		t.Errorf("for one that waits, too, it read %v", w.reads)
+	}
+}
+
 // TestPartitionsWithRowsThatNoSlotHasReadStay: Outflow has made them, and the stream's oldest messages have
 // gone. What the former slot has confirmed goes, whatever the new one has read.
 func TestPartitionsWithRowsThatNoSlotHasReadStay(t *testing.T) {

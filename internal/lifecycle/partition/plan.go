@@ -276,6 +276,13 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 			w.Clause = "archive"
 			return w
 		}
+		// What an earlier run has compared is compared again when it may go, not by each run until then.
+		if name, waits := m.fails(s.Facts, p, "keep", "repairing"); waits != "" && why == "" &&
+			p.came == Verified {
+			w := step(Wait, "%s", waits)
+			w.Clause = name
+			return w
+		}
 		return step(Archive, "%s", cmp.Or(why, fmt.Sprintf("the archive is complete below %v",
 			s.Archive.Complete)))
 	case p.Verified == nil && m.cfg.ID == "":

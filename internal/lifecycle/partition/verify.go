@@ -194,8 +194,8 @@ const together = 10_000_000
 func (m *Manager) together(s *situation, p *Partition) []*Partition {
 	all, rows, until := []*Partition{p}, p.SealedSum.Rows, p.Upper
 	for _, q := range s.all[slices.Index(s.all, p)+1:] {
-		switch {
-		case q.State != Durable && q.State != Archived || !q.Exists || (q.Refused > 0) != (p.Refused > 0):
+		switch next := m.next(s, q).Action; {
+		case next != Archive && next != Verify || (q.Refused > 0) != (p.Refused > 0):
 			continue
 		case q.Refused > 0 && s.Now.Before(m.again(q, 2)): // else it has rested for half of its time
 			continue
