@@ -256,12 +256,12 @@ func (m *Manager) setFence(ctx context.Context, t *plain) error {
 }
 
 // thin leaves as many fences as tell the time that rows are kept well enough: each time the one goes that is
-// nearest to its neighbours, but not the newest two.
+// nearest to its neighbours, but not the newest two, nor the oldest, behind which rows go next.
 func (m *Manager) thin(ctx context.Context, t *plain) error {
 	for len(t.all) > fences {
 		at, shortest := 0, time.Duration(0)
-		for i := range len(t.all) - 2 {
-			span := t.all[i+1].Sealed.Sub(t.all[max(i-1, 0)].Sealed)
+		for i := 1; i < len(t.all)-2; i++ {
+			span := t.all[i+1].Sealed.Sub(t.all[i-1].Sealed)
 			if m.verified(t, t.all[i]) == m.verified(t, t.all[i+1]) && (shortest == 0 || span < shortest) {
 				at, shortest = i, span
 			}

@@ -98,11 +98,12 @@ func TestTheStreamIsReadOnceForEachFence(t *testing.T) {
 	}
 }
 
-// TestFewFencesAreKept, however often it runs, and they tell the time evenly.
+// TestFewFencesAreKept, however often it runs, and they tell the time evenly: rows go when they have the age.
 func TestFewFencesAreKept(t *testing.T) {
 	t.Parallel()
 	w := newPlain(t, 0)
 	w.cfg.Keep = 1000 * time.Hour
+	w.insert(0, 10, true)
 	m := w.manager()
 	for range 3 * fences {
 		_, err := m.Delete(outboxdb.Within(t))
@@ -118,6 +119,10 @@ func TestFewFencesAreKept(t *testing.T) {
 		OVER (ORDER BY sealed_at))::int / 60 AS d FROM outflow_partitions WHERE name LIKE 'fence %') s`)
 	if minutes, err := strconv.Atoi(longest); err != nil || minutes > 80 { // 30 on the average
 		t.Errorf("two are %s minutes apart: %v", longest, err)
+	}
+	w.cfg.Keep = 30 * time.Hour // of the 32 since then
+	if s := w.mustRemove(); w.rows() != "0" {
+		t.Errorf("%s rows are left: %v", w.rows(), s)
 	}
 }
 
