@@ -152,10 +152,6 @@ func (m *Manager) older(ctx context.Context, t *plain, p *Partition) (gone missi
 // each fence that has some.
 func (m *Manager) unknown(ctx context.Context, t *plain, condition string, id catalog.Column) (all missing,
 	of map[int]missing, err error) {
-	var horizons []int64
-	for _, p := range t.all {
-		horizons = append(horizons, p.Horizon)
-	}
 	rows, err := m.conn.Query(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id,
 			%[7]s AS hash, width_bucket(%[9]s, $1::bigint[]) AS fence
 			FROM ONLY %[2]s t WHERE %[3]s AND NOT %[4]s AND %[6]s),
@@ -163,7 +159,7 @@ func (m *Manager) unknown(ctx context.Context, t *plain, condition string, id ca
 		SELECT fence, count(*), array_agg(coalesce(id::text, 'NULL')) FILTER (WHERE n <= %[5]d),
 			array_agg(hash::text) FILTER (WHERE n <= %[8]d) FROM numbered GROUP BY fence ORDER BY fence`,
 		postgres.Quote(id.Name), m.root.Quoted(), condition, tablesnapshot.Known("t", id), maxNamed, m.own(),
-		tablesnapshot.HashOf("t", id), maxMissing, written), horizons)
+		tablesnapshot.HashOf("t", id), maxMissing, written), t.horizons())
 	var fence int
 	var gone missing
 	of = map[int]missing{}
@@ -207,9 +203,23 @@ func (m *Manager) missed(ctx context.Context, t *plain, in []Period, most int64,
 // so the segments of that time are read first, and others only if rows are missing then.
 func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone missing, err error) {
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the archive")()
-	var n int64
-	err = m.conn.QueryRow(ctx, "SELECT count(*) FROM ONLY "+m.root.Quoted()+" t WHERE "+
-		before(p)+" AND "+m.own()).Scan(&n)
+	// what is missing stays, and is looked for again where others are missing, too
+	rest, known := m.o.Pass.resting()
+	var n, rows int64
+	var fence, first int // of the oldest rows but for those
+	all, err := m.conn.Query(ctx, "SELECT width_bucket("+written+", $1::bigint[]), count(*) FROM ONLY "+
+		m.root.Quoted()+" t WHERE "+before(p)+" AND "+m.own()+" GROUP BY 1 ORDER BY 1", t.horizons())
+	if err == nil {
+		_, err = pgx.ForEachRow(all, []any{&fence, &rows}, func() error {
+			if n += rows; n-rows <= known {
+				first = fence
+			}
+			return nil
+		})
+	}
+	if err == nil && first > 1 { // behind these no run has come to its end (retain.table.rows)
+		err = m.joinBehind(ctx, t, t.all[first-1])
+	}
 	if err != nil {
 		return gone, m.explain("read table "+m.root.Quoted(), err)
 	}
@@ -223,8 +233,6 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		}
 		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
 	}
-	// what is missing stays, and is looked for again where others are missing, too
-	rest, known := m.o.Pass.resting()
 	gone, _, err = m.missed(ctx, t, periods(Period{t.all[0].Sealed, p.Sealed}), known, before(p), "", c)
 	if gone.count > 0 && gone.count <= known {
 		gone.again = rest

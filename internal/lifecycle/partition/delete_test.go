@@ -355,6 +355,26 @@ func TestRowsAreDeletedWhenTheArchiveHasEachOfThem(t *testing.T) {
 	wantFault(t, err, outbox.Gap, "archive_damaged")
 }
 
+// TestFencesWhoseRowsHaveGoneAreNotReadFor: where retain.table.rows ends each run, none comes to its last
+// page.
+func TestFencesWhoseRowsHaveGoneAreNotReadFor(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Archive = true
+	for range 4 {
+		w.insert(0, 5, true)
+		w.mustRemove()
+		w.confirm(w.Slot)
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 day'")
+	}
+	w.Exec("DELETE FROM outbox WHERE ctid < '(0,11)'") // those of the first two
+	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+	if s := w.mustRemove(); w.rows() != "0" || len(w.reads) != 1 ||
+		time.Since(w.reads[0].Since) > 84*time.Hour {
+		t.Errorf("%s rows are left, and it read %v: %v", w.rows(), w.reads, s)
+	}
+}
+
 // idsRead is how many rows of its temporary tables, of those names, a manager has read by scans of them.
 func (w *world) idsRead(m *Manager, like string) (n int64) {
 	w.T.Helper()

@@ -217,6 +217,14 @@ func (m *Manager) fence(t *plain) (found *Partition, why, name string) {
 	return found, why, name
 }
 
+// horizons are the transaction IDs of the fences.
+func (t *plain) horizons() (all []int64) {
+	for _, p := range t.all {
+		all = append(all, p.Horizon)
+	}
+	return all
+}
+
 // setFence notes the oldest transaction that is open, and then the end of WAL: all before that transaction
 // have ended below it.
 func (m *Manager) setFence(ctx context.Context, t *plain) error {
