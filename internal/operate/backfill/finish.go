@@ -21,14 +21,20 @@ func (r *Readings) Removed(lost outbox.Sequences) uint64 {
 	if end == 0 {
 		end = st.LastSeq
 	}
-	known := st.Erased.With(lost...)
+	gone := end - min(end, st.Messages)
+	return gone - min(gone, r.Explained(lost).Within(1, end).Count())
+}
+
+// Explained are the sequences of which it is known why they have no message, with those that the messages say
+// were lost.
+func (r *Readings) Explained(lost outbox.Sequences) outbox.Sequences {
+	known := r.Stream.Erased.With(lost...)
 	if r.Record != nil {
 		for _, h := range r.Record.Holes {
 			known = known.With(outbox.SequenceRange(h))
 		}
 	}
-	gone := end - min(end, st.Messages)
-	return gone - min(gone, known.Within(1, end).Count())
+	return known
 }
 
 // Holes returns the known holes, and with them the end of the stream that the broker lost while it kept its

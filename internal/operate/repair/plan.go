@@ -379,7 +379,7 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 			return err
 		}
 	}
-	if err := s.findReplaced(ctx); err != nil {
+	if err := s.findReplaced(ctx, rd); err != nil {
 		return err
 	}
 	if s.r.o.Where != "" || s.onlyNew && s.went == 0 || s.counts[missing] == 0 {

@@ -5,20 +5,22 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // findReplaced finds the candidates that a repair which is under way has published, and whose messages the
-// stream has replaced or discarded since, by its own limits. Its newest message says by its index how many
-// were published before: if as many rows are missing as are gone of these, it is they. Once more they would
-// come behind what came after them.
-func (s *scan) findReplaced(ctx context.Context) error {
-	if s.present == 0 || s.counts[missing] == 0 {
+// stream has replaced or discarded since, by its own limits. Each of its attempts goes on behind the one
+// before: if as many rows are missing up to the newest message as are gone behind where the first one began,
+// it is they. Once more they would come behind what came after them.
+func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings) error {
+	if s.latest == nil || s.counts[missing] == 0 {
 		return nil
 	}
-	gone := int(s.nextIndex[s.begun.Due]-s.from) - s.present
-	if gone == 0 {
+	at, known := s.begun.Seq, rd.Explained(s.again)
+	gone := int(s.newest - at - s.present - known.Within(at+1, s.newest).Count())
+	if gone <= 0 {
 		return nil
 	}
 	defer progress.Wait(ctx, "PostgreSQL sorts the rows of table "+s.l.Layout.Mapping.Table)()
@@ -31,7 +33,7 @@ func (s *scan) findReplaced(ctx context.Context) error {
 	}, func(v [][]byte) error {
 		raw, _ := rawID(column, v[0])
 		id := hashID(string(outbox.AppendHeaderValue(nil, raw)))
-		if there = there || id == s.latest; !there && s.outcomes[id] == missing {
+		if there = there || id == *s.latest; !there && s.outcomes[id] == missing {
 			before = append(before, id)
 		}
 		return nil

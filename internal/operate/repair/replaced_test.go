@@ -81,6 +81,21 @@ func TestWhatAKilledRepairPublishedIsNotPublishedAgain(t *testing.T) {
 	}
 }
 
+// TestWhatTwoKilledRepairsPublishedIsNotPublishedAgain: the second one has replaced all that was left of what
+// the first one had published.
+func TestWhatTwoKilledRepairsPublishedIsNotPublishedAgain(t *testing.T) {
+	t.Parallel()
+	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
+	ctx, cfg, s, _ := limited(t, one, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 4"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 1 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
 // TestTheNewestOfAKilledRepairMayBeNamed: what comes before it is left out by the condition.
 func TestTheNewestOfAKilledRepairMayBeNamed(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,6 @@
 package repair
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -59,13 +58,12 @@ type scan struct {
 
 	// a repair was under way before this attempt, and the stream's first messages may be of that
 	unfinished bool
-	// where that one publishes, behind which sequence, and from which index on, nil: nowhere yet; how many of
-	// its messages the stream has, the event of the newest of them, and how many of its events are known to
-	// be gone from it again
+	// behind which sequence that one publishes, in all its attempts, nil: nowhere yet; how many messages the
+	// stream has there, the event of the repair's newest one, nil: there is none, and how many of its events
+	// are known to be gone again
 	begun    *relay.Checkpoint
-	from     uint32
-	present  int
-	latest   idHash
+	present  uint64
+	latest   *idHash
 	replaced uint64
 
 	// no row was missing before, and nothing has gone from the stream since: those that are now were written
@@ -237,6 +235,10 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	var due outbox.LSN
 	read := func(m backfill.Message) error {
 		s.newest, s.newestAt = m.Seq, m.Stored
+		behind := s.begun != nil && m.Seq > s.begun.Seq // an earlier repair has published the others
+		if behind {
+			s.present++
+		}
 		if len(m.Lost) > 0 {
 			s.again = s.again.With(m.Lost...)
 		}
@@ -265,13 +267,8 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 				s.repaired[id] = struct{}{}
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
-			switch {
-			case s.begun == nil || h.Pos.LSN != s.begun.Due:
-			case m.Seq <= s.begun.Seq: // an earlier one has published there, too
-				s.from = h.Pos.Index + 1
-			default:
-				s.from = cmp.Or(s.from, h.Pos.Index-uint32(h.N))
-				s.present, s.latest = s.present+1, id
+			if behind {
+				s.latest = &id
 			}
 			return nil
 		}
