@@ -116,6 +116,13 @@ func (f *finding) begunFor() string {
 	return f.code
 }
 
+// begun reports whether a repair into this stream is under way. What its attempts have published lies behind
+// the record's base.
+func (f *finding) begun() bool {
+	rec := f.Record
+	return rec != nil && rec.Repairing != "" && rec.Created.Equal(f.Stream.Created)
+}
+
 // inProgress is the record of a repair that is under way.
 func (r *repair) inProgress(l *backfill.Conns, f *finding) *checkpoint.Record {
 	rec := l.NewRecord(f.Readings)
@@ -167,9 +174,8 @@ func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, 
 	anchor relay.Checkpoint) error {
 	anchor.Seq = f.End()
 	// What an attempt before has published need not be durable: it may be lost, and comes again.
-	if was := f.Record; was != nil && was.Repairing != "" && was.Created.Equal(f.Stream.Created) &&
-		len(was.Checkpoints) > 0 {
-		anchor.Seq = min(anchor.Seq, was.Checkpoints[0].Seq)
+	if f.begun() {
+		anchor.Seq = min(anchor.Seq, f.Record.Base)
 	}
 	anchor.Tally = relay.Tally{} // what is repaired did not come through the WAL
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
@@ -207,7 +213,9 @@ func (r *repair) makeStream(ctx context.Context, l *backfill.Conns, f *finding,
 func (r *repair) newSlot(ctx context.Context, l *backfill.Conns, f *finding, p *plan) error {
 	rec := r.inProgress(l, f)
 	// Whatever the stream has is accepted: its positions may be of another WAL.
-	rec.Checkpoints, rec.Base = nil, max(rec.Base, f.End())
+	if rec.Checkpoints = nil; !f.begun() {
+		rec.Base = max(rec.Base, f.End())
+	}
 	if !f.Stream.Exists {
 		return r.makeStream(ctx, l, f, rec)
 	}

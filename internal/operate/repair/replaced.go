@@ -18,7 +18,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings) error {
 	if s.latest == nil || s.counts[missing] == 0 {
 		return nil
 	}
-	at, known := s.begun.Seq, rd.Explained(s.again)
+	at, known := *s.begun, rd.Explained(s.again)
 	gone := int(s.newest - at - s.present - known.Within(at+1, s.newest).Count())
 	if gone <= 0 {
 		return nil

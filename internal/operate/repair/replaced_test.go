@@ -41,8 +41,14 @@ func limited(t *testing.T, set func(*jetstream.StreamConfig), payload string, co
 // killed is a repair that ends while it waits for what it has published to be durable.
 func killed(t *testing.T, ctx context.Context, cfg config.Config, o Options) {
 	t.Helper()
+	killedAt(t, ctx, cfg, "sink.durable_after", o)
+}
+
+// killedAt is a repair that ends as soon as it says that.
+func killedAt(t *testing.T, ctx context.Context, cfg config.Config, says string, o Options) {
+	t.Helper()
 	ctx, kill := context.WithCancel(ctx)
-	line := progress.New(progress.Config{Stderr: until("sink.durable_after", kill)})
+	line := progress.New(progress.Config{Stderr: until(says, kill)})
 	cfg.Sink.DurableAfter = time.Minute
 	if report, err := Run(progress.With(ctx, line), cfg, quiet, o); err == nil {
 		t.Fatalf("it was not killed: %+v", report)
@@ -92,6 +98,23 @@ func TestWhatTwoKilledRepairsPublishedIsNotPublishedAgain(t *testing.T) {
 	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 1 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestWhatWasPublishedIsNotForgottenWhileTheSlotIsMade, if that takes long and the repair is killed there.
+func TestWhatWasPublishedIsNotForgottenWhileTheSlotIsMade(t *testing.T) {
+	t.Parallel()
+	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
+	ctx, cfg, s, _ := limited(t, one, "", 4)
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3", NewSlot: true}
+	killed(t, ctx, cfg, o)
+	o.Accept = "repair_unfinished"
+	killedAt(t, ctx, cfg, "making slot", o)
+	o.Where = "doc_id = 'e'"
+	report, err := Run(ctx, cfg, quiet, o)
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
 	}
 }

@@ -61,7 +61,7 @@ type scan struct {
 	// behind which sequence that one publishes, in all its attempts, nil: nowhere yet; how many messages the
 	// stream has there, the event of the repair's newest one, nil: there is none, and how many of its events
 	// are known to be gone again
-	begun    *relay.Checkpoint
+	begun    *uint64
 	present  uint64
 	latest   *idHash
 	replaced uint64
@@ -128,8 +128,8 @@ func (u *untrusted) Error() string { return u.why }
 func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
 		repaired: map[idHash]struct{}{}, unfinished: f.Record == nil || f.Record.Repairing != ""}
-	if rec := f.Record; s.unfinished && rec != nil && len(rec.Checkpoints) > 0 {
-		s.begun = &rec.Checkpoints[0].Checkpoint
+	if s.unfinished && f.Record != nil { // also in a stream that was put back
+		s.begun = &f.Record.Base
 	}
 	var err error
 	if f.idsMayRepeat(snap) {
@@ -235,7 +235,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	var due outbox.LSN
 	read := func(m backfill.Message) error {
 		s.newest, s.newestAt = m.Seq, m.Stored
-		behind := s.begun != nil && m.Seq > s.begun.Seq // an earlier repair has published the others
+		behind := s.begun != nil && m.Seq > *s.begun // an earlier repair has published the others
 		if behind {
 			s.present++
 		}
