@@ -479,3 +479,65 @@ func TestANewConsumerOfAFullStreamBegins(t *testing.T) {
 		})
 	}
 }
+
+// meeting is a stream that tells nobody its state before two have asked.
+type meeting struct {
+	*memoryStream
+	asked atomic.Int32
+	both  chan struct{}
+}
+
+func (m *meeting) State(ctx context.Context) (stream.State, error) {
+	if m.asked.Add(1) == 2 {
+		close(m.both)
+	}
+	<-m.both
+	return m.memoryStream.State(ctx)
+}
+
+// TestAnInstanceThatStoodByBeginsNothing: two instances make the offsets of a new consumer, and one of them
+// stands by. What goes while the other one tries the first event is a gap for that one, too.
+func TestAnInstanceThatStoodByBeginsNothing(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	src := &meeting{memoryStream: newMemoryStream(), both: make(chan struct{})}
+	src.publish(s.events(9, 1)...)
+	cfg := w.config(src)
+	cfg.Partitions = 1
+	var passed atomic.Bool
+	consumers := []*Consumer{w.consumer(cfg), w.consumer(cfg)}
+	var instances []*running
+	for _, c := range consumers {
+		instances = append(instances, w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+			passed.CompareAndSwap(false, e.seq > 5)
+			return Halt(errors.New("not yet"))
+		}))
+	}
+	waits := 0
+	await.Until(t, "one to try and the other to stand by", func() error {
+		a, b := consumers[0].State(), consumers[1].State()
+		if waits = 0; a.Status != Standby {
+			waits, a, b = 1, b, a
+		}
+		if a.Status != Standby || len(b.Failing) != 1 {
+			return fmt.Errorf("%s and %s", a.Status, b.Status)
+		}
+		return nil
+	})
+	src.removeTo(5)
+	instances[1-waits].stopped()
+	await.Until(t, "the gap", func() error {
+		select {
+		case <-instances[waits].ended:
+			return nil
+		default:
+		}
+		if passed.Load() {
+			instances[waits].stop()
+		}
+		return errors.New("Run goes on")
+	})
+	if err := instances[waits].err; !errors.Is(err, ErrGap) {
+		t.Errorf("Run: %v", err)
+	}
+}

@@ -35,7 +35,7 @@ type runner struct {
 	lossSince time.Time // when a session had seen that
 	waits     string    // why this instance stands by
 	asked     bool      // it has asked for the layout of its configuration
-	begun     bool      // it has made the offsets, from the first message on, and has read nothing yet
+	begun     bool      // it has made the offsets, from the first message on, and nobody has read from there
 	fits      bool      // a session had the keying of its configuration
 	owned     []int     // partitions of the newest session
 

@@ -32,6 +32,7 @@ func (r *runner) session(ctx context.Context) (err error) {
 	}
 	st, err := r.store.acquire(ctx, r.calls.avoids)
 	if err != nil {
+		r.begun = false // from now on others may have read what this instance gets
 		return err
 	}
 	defer func() {
@@ -159,14 +160,16 @@ func (r *runner) source(after uint64) stream.Source {
 // begin makes the offsets of a new consumer. With an archive the first event is that of sequence 1: if nobody
 // has it any more, that is a gap.
 func (r *runner) begin(ctx context.Context) error {
-	now, err := stateOf(ctx, r.live())
+	src := r.live()
+	now, err := stateOf(ctx, src)
 	if err != nil {
 		return r.missing(err)
 	}
 	at := offset{Seq: now.First - 1}
-	if r.cfg.Start == FromNow {
+	switch {
+	case r.cfg.Start == FromNow:
 		at.Seq = now.Last
-	} else if r.cfg.Archive != nil {
+	case r.cfg.Archive != nil:
 		at.Seq = 0
 	}
 	err = r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
