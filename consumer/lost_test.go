@@ -480,6 +480,55 @@ func TestANewConsumerOfAFullStreamBegins(t *testing.T) {
 	}
 }
 
+// TestWhatTheFilterOfANewConsumerLeavesOutIsNoGap: it has ended before it moved on over that, and the first
+// of it goes.
+func TestWhatTheFilterOfANewConsumerLeavesOutIsNoGap(t *testing.T) {
+	t.Parallel()
+	s, src, offsets := &publisher{}, &pulling{memoryStream: newMemoryStream()}, Memory()
+	others := s.events(9, 1)
+	for _, m := range others {
+		m.Subject = "other.a"
+	}
+	src.publish(others...)
+	w := &harness{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	cfg := w.config(src)
+	cfg.Filters = []string{"outbox.>"}
+	var got atomic.Uint64
+	begin := func() (*Consumer, *running) {
+		c, err := New(nil, offsets, cfg)
+		must.Succeed(t, err)
+		c.cfg.confirm = time.Millisecond
+		return c, w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+			got.Store(e.Sequence)
+			return nil
+		})
+	}
+	c, r := begin()
+	await.Until(t, "it to begin", func() error {
+		if st := c.State(); st.Status != Active {
+			return errors.New(string(st.Status))
+		}
+		return nil
+	})
+	r.stopped()
+	src.removeTo(5)
+	src.publish(s.event("a"))
+	_, r = begin()
+	await.Until(t, "the first event", func() error {
+		if n := got.Load(); n != 10 {
+			return fmt.Errorf("sequence %d", n)
+		}
+		return nil
+	}, func() error {
+		select {
+		case <-r.ended:
+			return fmt.Errorf("Run ended: %v", r.err)
+		default:
+			return nil
+		}
+	})
+}
+
 // meeting is a stream that tells nobody its state before two have asked.
 type meeting struct {
 	*memoryStream

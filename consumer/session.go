@@ -171,6 +171,14 @@ func (r *runner) begin(ctx context.Context) error {
 		at.Seq = now.Last
 	case r.cfg.Archive != nil:
 		at.Seq = 0
+	case !r.cfg.readsAll(): // what the filter leaves out may go before anybody has moved on over it
+		next, err := src.Next(ctx, now.First)
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", r.cfg.Stream, err)
+		}
+		if at.Seq = now.Last; next > 0 {
+			at.Seq = next - 1
+		}
 	}
 	err = r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
 	r.begun = err == nil && r.cfg.Start == FromFirst && r.cfg.Archive == nil
