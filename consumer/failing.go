@@ -264,7 +264,10 @@ func (w *worker) release(d *parkedDocument) error {
 		if err := w.keepOpen(ctx, tx); err != nil {
 			return err
 		}
-		return w.handle(ctx, tx, e)
+		if err := w.handle(ctx, tx, e); err != nil {
+			return err
+		}
+		return w.keepOpen(ctx, tx) // an event whose call takes too long has failed
 	}
 	_, again, err := w.parking.release(w.work, w.stop, d.document, within, handle)
 	if err != nil {

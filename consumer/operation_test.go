@@ -238,6 +238,35 @@ func TestAReleaseThatTheServerEndsIsMadeSmaller(t *testing.T) {
 	}
 }
 
+// TestAReleasedEventWhoseTransactionTheServerEndsHasFailed: one call takes longer than a transaction may.
+func TestAReleasedEventWhoseTransactionTheServerEndsHasFailed(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	cfg, reg := w.config(src), prometheus.NewRegistry()
+	cfg.Partitions, cfg.MaxAttempts, cfg.Registerer = 1, 2, reg
+	src.publish(s.events(1, 1)...)
+	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, _ *Event) error {
+		_, err := w.mine.Exec(ctx, "SELECT pg_terminate_backend($1, 60000)", tx.Conn().PgConn().PID())
+		time.Sleep(time.Second)
+		return err
+	})
+	w.awaitOffsets(1)
+	w.exec("UPDATE outflow_parked SET release = 'retry'")
+	await.Until(t, "it to be parked again", func() error {
+		var attempts int
+		var release string
+		err := w.mine.QueryRow(t.Context(), "SELECT attempts, release FROM outflow_parked").
+			Scan(&attempts, &release)
+		if err == nil && (attempts != 4 || release != "") {
+			err = fmt.Errorf("%d attempts, %q", attempts, release)
+		}
+		return err
+	})
+	if sessions := gather(t, reg)["outflow_consumer_sessions_total consumer=orders"]; sessions != 1 {
+		t.Errorf("%v sessions", sessions)
+	}
+}
+
 // A handler that runs longer than the lease keeps it.
 func TestLongHandlerKeepsTheLease(t *testing.T) {
 	t.Parallel()
