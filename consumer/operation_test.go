@@ -162,17 +162,18 @@ func TestATransactionOutlivesCallsThatDoNotUseIt(t *testing.T) {
 }
 
 // TestATransactionThatTheServerEndsIsMadeSmaller: the database ends each one in the midst of its third call,
-// as with transaction_timeout. That is the last one before the commit, or another follows.
+// as with transaction_timeout. That is the last one before the commit, or another follows. One of the calls
+// takes a second: a shorter transaction is not looked after.
 func TestATransactionThatTheServerEndsIsMadeSmaller(t *testing.T) {
 	t.Parallel()
-	for _, n := range []int{4, 9} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
+	for _, c := range []struct{ n, slow int }{{4, 3}, {9, 3}, {9, 1}} {
+		t.Run(fmt.Sprintf("%d events, call %d is slow", c.n, c.slow), func(t *testing.T) {
 			t.Parallel()
 			w, s, src := newHarness(t), &publisher{}, newMemoryStream()
 			cfg, reg := w.config(src), prometheus.NewRegistry()
 			cfg.Partitions, cfg.Registerer = 1, reg
 			var newest pgx.Tx
-			calls := 0
+			n, calls := c.n, 0
 			src.publish(s.events(1, 1)...)
 			w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, e *Event) error {
 				if e.seq == 1 { // alone
@@ -183,11 +184,13 @@ func TestATransactionThatTheServerEndsIsMadeSmaller(t *testing.T) {
 				if calls++; now != newest {
 					newest, calls = now, 1
 				}
-				if calls < 3 {
+				if calls == c.slow {
+					time.Sleep(time.Second)
+				}
+				if calls != 3 {
 					return nil
 				}
-				_, err := w.mine.Exec(ctx, "SELECT pg_terminate_backend($1)", tx.Conn().PgConn().PID())
-				time.Sleep(time.Second) // a shorter call needs no look at the transaction
+				_, err := w.mine.Exec(ctx, "SELECT pg_terminate_backend($1, 60000)", tx.Conn().PgConn().PID())
 				return err
 			})
 			w.awaitOffsets(int64(n))

@@ -296,7 +296,8 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 	to := offsetOf(last.seq, &last.head)
 	err = w.store.move(w.work, w.source, w.partition, w.offset, to,
 		func(ctx context.Context, tx pgx.Tx) (err error) {
-			w.used = time.Now()
+			began := time.Now()
+			w.used = began
 			if parked, err = w.parkBehind(ctx, tx, items); err != nil {
 				return err
 			}
@@ -331,6 +332,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				}
 			}
 			handled = time.Now()
+			w.used = began // what took a second in all may have ended: from the commit on nobody could tell
 			ended = w.keepOpen(ctx, tx)
 			return ended
 		})
