@@ -324,7 +324,7 @@ func (m *Manager) registerAll(ctx context.Context, tx pgx.Tx, s *situation) erro
 		case !p.Attached && !p.Pending && !s.partman.manages && (p.State == Ahead || p.State == Attached):
 			p.State = Kept
 		}
-		if p.Attached && (p.Inserts == nil || *p.Inserts != p.Written) {
+		if p.Attached && (p.Inserts == nil || *p.Inserts != p.Written || p.QuietSince.After(s.Now)) {
 			p.Inserts, p.QuietSince = &p.Written, s.Now
 		}
 		if p.Known && before.State == p.State && before.Inserts == p.Inserts &&

@@ -31,6 +31,8 @@ func TestWhatAPartitionWaitsForBeforeItIsDetached(t *testing.T) {
 	wantWhy(t, w.apply(), 0, "retain.table.slack")
 	w.cfg.Slack = time.Hour
 	wantWhy(t, w.apply(), 0, "rows were written", "retain.table.slack")
+	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since + interval '1 year'") // the clock was ahead
+	wantWhy(t, w.apply(), 0, "rows were written", time.Now().UTC().Format("2006-01-02 "))
 	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since - interval '2 h'")
 	w.insert(1, 1, true)
 	w.flushed(1, 1001)

@@ -194,7 +194,10 @@ func (m *Manager) verified(t *plain, p *Partition) bool {
 // fence returns the newest fence that rows may be deleted behind, or why there is none.
 func (m *Manager) fence(t *plain) (found *Partition, why, name string) {
 	why = "there is no fence yet"
-	for _, p := range t.all {
+	for i, p := range t.all {
+		if p.Sealed.After(t.Now) && i+1 < len(t.all) { // the clock was ahead: those behind it were set later
+			continue
+		}
 		if t.Now.Before(p.Sealed.Add(m.cfg.Age)) {
 			if found == nil {
 				why, name = "no row is older than retain.table.age", "age"
@@ -269,7 +272,7 @@ func (m *Manager) thin(ctx context.Context, t *plain) error {
 	for len(t.all) > fences {
 		at, shortest := 0, time.Duration(0)
 		for i := 1; i < len(t.all)-2; i++ {
-			span := t.all[i+1].Sealed.Sub(t.all[i-1].Sealed)
+			span := t.all[i+1].Sealed.Sub(t.all[i-1].Sealed).Abs() // the clock may have been put back
 			if m.verified(t, t.all[i]) == m.verified(t, t.all[i+1]) && (shortest == 0 || span < shortest) {
 				at, shortest = i, span
 			}

@@ -246,3 +246,31 @@ func TestFencesOfOneTransactionThatStaysOpen(t *testing.T) {
 	}
 	must.Succeed(t, tx.Rollback(within))
 }
+
+// TestAClockThatWasAheadKeepsNothing: a fence that was set then lies in the future when the clock is right
+// again. The rows behind it go when those set later are old enough, however many there are, and no sooner.
+func TestAClockThatWasAheadKeepsNothing(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.cfg.Keep = 15 * time.Hour
+	w.mustRemove()
+	w.insert(0, 10, true)
+	w.confirm(w.Slot)
+	w.mustRemove()
+	w.confirm(w.Slot)
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at + interval '1 year' WHERE name LIKE 'fence %' " +
+		"AND sealed_at = (SELECT max(sealed_at) FROM outflow_partitions)")
+	m := w.manager()
+	for i := range 2 * fences {
+		_, err := m.Delete(outboxdb.Within(t))
+		must.Succeed(t, err)
+		w.confirm(w.Slot)
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '10 min'")
+		if i == 50 && w.rows() != "10" {
+			t.Fatalf("%s of 10 rows are left before their time", w.rows())
+		}
+	}
+	if got := w.rows(); got != "0" {
+		t.Errorf("%s rows are left", got)
+	}
+}
