@@ -31,7 +31,8 @@ func TestWhatAPartitionWaitsForBeforeItIsDetached(t *testing.T) {
 	wantWhy(t, w.apply(), 0, "retain.table.slack")
 	w.cfg.Slack = time.Hour
 	wantWhy(t, w.apply(), 0, "rows were written", "retain.table.slack")
-	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since + interval '1 year'") // the clock was ahead
+	// the clock was ahead
+	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since + interval '1 year'")
 	wantWhy(t, w.apply(), 0, "rows were written", time.Now().UTC().Format("2006-01-02 "))
 	w.Exec("UPDATE outflow_partitions SET quiet_since = quiet_since - interval '2 h'")
 	w.insert(1, 1, true)
@@ -494,4 +495,31 @@ func TestLateRowsOfOtherShardsStay(t *testing.T) {
 			w.apply()
 		}
 	}
+}
+
+// TestWhoDetachesAPartitionThatCouldNotBeDetachedKeepsIt: a run did not get its lock, and somebody else
+// detaches the partition before the next one.
+func TestWhoDetachesAPartitionThatCouldNotBeDetachedKeepsIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	w.cfg.Slack = 0
+	tx, err := w.other().Begin(outboxdb.Within(t))
+	must.Succeed(t, err)
+	// as VACUUM does
+	_, err = tx.Exec(outboxdb.Within(t), "LOCK TABLE outbox_0 IN SHARE UPDATE EXCLUSIVE MODE")
+	must.Succeed(t, err)
+	wantWhy(t, w.apply(), 0, "open transactions hold it")
+	must.Succeed(t, tx.Rollback(outboxdb.Within(t)))
+	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
+	for range 2 {
+		w.apply()
+		w.confirm(w.Slot)
+	}
+	if !w.exists(0) {
+		t.Error("a partition that somebody else detached is gone")
+	}
+	w.want(0, Kept)
 }

@@ -258,8 +258,8 @@ func TestAClockThatWasAheadKeepsNothing(t *testing.T) {
 	w.confirm(w.Slot)
 	w.mustRemove()
 	w.confirm(w.Slot)
-	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at + interval '1 year' WHERE name LIKE 'fence %' " +
-		"AND sealed_at = (SELECT max(sealed_at) FROM outflow_partitions)")
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at + interval '1 year' WHERE name LIKE " +
+		"'fence %' AND sealed_at = (SELECT max(sealed_at) FROM outflow_partitions)")
 	m := w.manager()
 	for i := range 2 * fences {
 		_, err := m.Delete(outboxdb.Within(t))

@@ -135,6 +135,10 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 	})
 	switch {
 	case postgres.SQLState(err) == postgres.StateLockNotAvailable:
+		p.State = Attached // who detaches it by the next run is somebody else
+		if err := m.note(ctx, m.conn, p); err != nil {
+			return step, m.explain("write table "+m.ledger(), err)
+		}
 		return m.held(ctx, p)
 	case err != nil:
 		return step, m.explain("detach partition "+p.Name, err)
