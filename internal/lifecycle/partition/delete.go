@@ -45,8 +45,8 @@ func (m *Manager) PlanDelete(ctx context.Context) ([]Step, error) {
 	switch {
 	case p == nil:
 		step.Action, step.Why, step.Clause = Wait, why, name
-	case m.cfg.Rows > 0 && t.live <= m.cfg.Rows:
-		step.Action, step.Why = Leave, "the table is within retain.table.rows"
+	case m.within(t):
+		step.Action, step.Why = Leave, within
 	default:
 		step.Why = fmt.Sprintf("rows of transactions before %d, which had ended by %s", p.Horizon,
 			stamp(p.Sealed))
@@ -57,6 +57,11 @@ func (m *Manager) PlanDelete(ctx context.Context) ([]Step, error) {
 	}
 	return []Step{step}, nil
 }
+
+const within = "the table is within retain.table.rows"
+
+// within reports whether no rows are to go.
+func (m *Manager) within(t *plain) bool { return m.cfg.Rows > 0 && t.live <= m.cfg.Rows }
 
 // Delete deletes the rows of a plain table that may go.
 func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
@@ -91,6 +96,9 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 	step := Step{Partition: m.root.Quoted(), Action: Wait, Why: why, Clause: name}
 	if p == nil {
 		return []Step{step}, refusal()
+	}
+	if m.within(t) {
+		return []Step{{Partition: m.root.Quoted(), Action: Leave, Why: within}}, refusal()
 	}
 	switch {
 	case m.cfg.Archive:
@@ -313,6 +321,14 @@ func (p *Pass) resting() (until time.Time, rows int64) {
 		return time.Time{}, 0
 	}
 	return p.again, p.rows
+}
+
+// refusal is how many rows there were in no message when they were looked for last.
+func (p *Pass) refusal() int64 {
+	if p == nil {
+		return 0
+	}
+	return p.rows
 }
 
 // refusing notes how many rows a run that began then has found in no message, when it had read everything.

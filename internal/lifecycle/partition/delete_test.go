@@ -607,3 +607,47 @@ func notEverythingIsRead(t *testing.T, archive bool) {
 		t.Errorf("%s rows are left when all are published", w.rows())
 	}
 }
+
+// TestTheOldestRowsGoWhereverTheyAre: where retain.table.rows says how many stay, those that came last do, on
+// whatever page, and with an archive only those are compared that are to go.
+func TestTheOldestRowsGoWhereverTheyAre(t *testing.T) {
+	t.Parallel()
+	for _, archive := range []bool{true, false} {
+		w := newPlain(t, 0)
+		w.cfg.Archive, w.cfg.Rows = archive, 300
+		w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+		fence := func() {
+			w.confirm(w.Slot)
+			w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 day'")
+			w.mustRemove()
+		}
+		w.mustRemove()
+		w.insert(0, 1000, true)
+		w.Exec("UPDATE outbox SET doc_id = 'oldest' WHERE counter > 900") // they are on the last pages
+		w.Exec("DELETE FROM outbox WHERE doc_id = 'd'")
+		w.Exec("VACUUM (TRUNCATE false) outbox")      // the first ones are free
+		w.out.Repairing = "outflow repair --accept x" // nothing goes
+		fence()
+		for range 3 {
+			w.insert(0, 150, true)
+			fence()
+		}
+		w.confirm(w.Slot)
+		w.Exec("ANALYZE outbox")
+		w.out.Repairing, w.reads = "", nil
+		s := w.mustRemove()
+		if w.rows() != "300" || s.Rows != 250 {
+			t.Errorf("archive %v: %s rows are left: %v", archive, w.rows(), s)
+		}
+		if got := w.Text("SELECT count(*)::text FROM outbox WHERE doc_id = 'oldest'"); got != "0" {
+			t.Errorf("archive %v: %s of the oldest 100 rows are left", archive, got)
+		}
+		if archive && (len(w.reads) != 1 || time.Since(w.reads[0].Until) < 24*time.Hour) {
+			t.Errorf("it read %v", w.reads)
+		}
+		w.reads = nil
+		if s := w.mustRemove(); s.Action != Leave || archive && len(w.reads) > 0 || w.rows() != "300" {
+			t.Errorf("archive %v: %s rows are left, and it read %v: %v", archive, w.rows(), w.reads, s)
+		}
+	}
+}

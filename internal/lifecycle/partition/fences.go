@@ -76,7 +76,7 @@ type plain struct {
 	base    *Partition   // nil: none yet
 	cleared bool         // no row is older than the baseline any more
 	next    int64        // the transaction ID that comes next
-	inserts int64        // rows inserted since the statistics were reset
+	inserts int64        // rows inserted or updated since the statistics were reset
 	live    int64        // rows, about
 	brought []string     // subscriptions that bring rows that are not published here
 	stale   []string     // names of fences that were given up, or are of a former table or cluster
@@ -98,7 +98,7 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 		return nil, err
 	}
 	err = m.conn.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-			pg_stat_get_tuples_inserted($1), pg_stat_get_live_tuples($1)`, m.root.OID).
+			pg_stat_get_tuples_inserted($1) + pg_stat_get_tuples_updated($1), pg_stat_get_live_tuples($1)`, m.root.OID).
 		Scan(&t.next, &t.inserts, &t.live)
 	if err != nil {
 		return nil, fmt.Errorf("read the statistics of %s: %w", m.root.Quoted(), err)
@@ -211,6 +211,10 @@ func (m *Manager) fence(t *plain) (found *Partition, why, name string) {
 			break // a later one is no better
 		}
 		found = p
+		if m.cfg.Rows > 0 && p.Inserts != nil && t.inserts >= *p.Inserts &&
+			t.inserts-*p.Inserts <= m.cfg.Rows-m.o.Pass.refusal() {
+			break // behind it are as many rows as are to go, and those behind a later one are younger
+		}
 	}
 	if found != nil && t.worn(found) {
 		return nil, fmt.Sprintf("%d transactions have begun since the newest fence that is old enough, and "+
