@@ -185,10 +185,15 @@ func (m *Manager) unknown(ctx context.Context, t *plain, condition string, id ca
 	return all, of, nil
 }
 
-// missed is what unknown finds when all periods were read, or with the first of them by which it finds so
-// many at most.
-func (m *Manager) missed(ctx context.Context, t *plain, in []Period, most int64, rows, of string,
+// missed is what unknown finds when all was read, near to the time of the rows first, or with the first part
+// by which it finds so many at most. While rows rest that were refused, no more is read for others than what
+// has come since: each round may have some.
+func (m *Manager) missed(ctx context.Context, t *plain, near Period, most int64, rows, of string,
 	id catalog.Column) (gone missing, by map[int]missing, err error) {
+	in := periods(near)
+	if rest, _ := m.o.Pass.resting(); !rest.IsZero() && len(in) > 1 {
+		in = in[:len(in)-1]
+	}
 	var lacking ids
 	for err = m.load(ctx, in); err == nil; in = in[1:] {
 		gone, by, err = m.unknown(ctx, t, rows+of, id)
@@ -203,6 +208,9 @@ func (m *Manager) missed(ctx context.Context, t *plain, in []Period, most int64,
 			err = m.readIDs(ctx, in[1], lacking.mayHave)
 		}
 	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the next runs have time for others
+		m.o.Pass.refusing(max(gone.count, 1), m.began)
+	}
 	return gone, by, err
 }
 
@@ -211,7 +219,7 @@ func (m *Manager) missed(ctx context.Context, t *plain, in []Period, most int64,
 // so the segments of that time are read first, and others only if rows are missing then.
 func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone missing, err error) {
 	defer progress.Wait(ctx, "comparing the rows of "+m.root.Quoted()+" with the archive")()
-	// what is missing stays, and is looked for again where others are missing, too
+	// what is missing stays, and is looked for again later
 	rest, known := m.o.Pass.resting()
 	var n, rows int64
 	var fence, first int // of the oldest rows but for those
@@ -241,9 +249,9 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		}
 		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
 	}
-	gone, _, err = m.missed(ctx, t, periods(Period{t.all[0].Sealed, p.Sealed}), known, before(p), "", c)
-	if gone.count > 0 && gone.count <= known {
-		gone.again = rest
+	gone, _, err = m.missed(ctx, t, Period{t.all[0].Sealed, p.Sealed}, known, before(p), "", c)
+	if gone.count > 0 && !rest.IsZero() {
+		gone.again, m.o.Pass.rows = rest, max(known, gone.count)
 	} else if err == nil {
 		m.o.Pass.refusing(gone.count, m.began)
 	}
@@ -299,8 +307,8 @@ func (m *Manager) mayDelete(ctx context.Context, t *plain, p *Partition, gone mi
 
 // Pass is how far the runs of a process have come through the pages of a plain table: those of before are not
 // read again for each turn. Nor is all of archive or stream for rows that were never published, until as much
-// time has passed as since they were found, or more are missing. Its zero value is at the first page. One
-// goroutine uses it.
+// time has passed as since the first of them were found. Its zero value is at the first page. One goroutine
+// uses it.
 type Pass struct {
 	place
 	refused time.Time // when the run began that found such rows first; zero: there are none
@@ -464,7 +472,7 @@ func (m *Manager) batch(ctx context.Context, sql string, page, end int64) (n int
 	return n, err
 }
 
-// rate is how many rows are deleted a second: twice as many as were inserted since the oldest fence.
+// rate is how many rows are deleted a second: twice as many as were written since the oldest fence.
 func (m *Manager) rate(t *plain) float64 {
 	rate := float64(least)
 	if len(t.all) > 0 && t.all[0].Inserts != nil {

@@ -98,7 +98,8 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 		return nil, err
 	}
 	err = m.conn.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-			pg_stat_get_tuples_inserted($1) + pg_stat_get_tuples_updated($1), pg_stat_get_live_tuples($1)`, m.root.OID).
+			pg_stat_get_tuples_inserted($1) + pg_stat_get_tuples_updated($1),
+			pg_stat_get_live_tuples($1)`, m.root.OID).
 		Scan(&t.next, &t.inserts, &t.live)
 	if err != nil {
 		return nil, fmt.Errorf("read the statistics of %s: %w", m.root.Quoted(), err)
@@ -400,8 +401,13 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 			return gone, err
 		}
 	}
-	if len(resting) == 0 {
+	switch {
+	case gone.count > 0 && !rest.IsZero(): // others than those that were refused, and not all was read
+		gone.again = rest
+	case len(resting) == 0:
 		m.o.Pass.refusing(gone.count, m.began)
+	}
+	if len(resting) == 0 {
 		return gone, nil
 	}
 	if m.published == nil { // nobody is known to have them
@@ -449,7 +455,7 @@ func (m *Manager) compareOpen(ctx context.Context, t *plain, open []int, id cata
 		if first > 0 {
 			in = Period{t.all[first-1].Sealed, t.all[last].Sealed}
 		}
-		if gone, of, err = m.missed(ctx, t, periods(in), 0, rows, old, id); err != nil {
+		if gone, of, err = m.missed(ctx, t, in, 0, rows, old, id); err != nil {
 			return gone, err
 		}
 		t.Stream = m.published.seen.Stream // the newest that is known of it

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -178,12 +179,24 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			return step, nil
 		case !everything:
 			if err := m.readMore(ctx, p); err != nil {
+				if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+					m.tooLong(ctx, s, p, missing.count)
+				}
 				return step, err
 			}
 			continue
 		}
 		return step, m.refuse("partition "+p.Name, missing)
 	}
+}
+
+// tooLong notes that not all could be read within the time of a run for rows of a partition, so that the next
+// runs have time for others. Where that fails, the next one tries it again.
+func (m *Manager) tooLong(ctx context.Context, s *situation, p *Partition, rows int64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTimeout)
+	defer cancel()
+	p.Refused, p.RefusedAt = rows, s.Now.Add(time.Since(m.began))
+	_ = m.note(ctx, m.conn, p)
 }
 
 // together is how many rows partitions have at most whose ids are read together.

@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -411,5 +412,51 @@ func TestAStreamThatIsMadeAnewWhileItIsReadShowsNothing(t *testing.T) {
 	}
 	if w.apply(); !w.exists(0) || len(w.reads) != 2 {
 		t.Errorf("it is gone after %v", w.reads)
+	}
+}
+
+// TestARunThatCantReadEverythingLeavesTimeForOthers: to read everything takes longer than a run may, and a
+// row was never published. The next run does not begin with it again.
+func TestARunThatCantReadEverythingLeavesTimeForOthers(t *testing.T) {
+	t.Parallel()
+	for _, plain := range []bool{false, true} {
+		w, run := (*world)(nil), (*Manager).Delete
+		if plain {
+			w = newPlain(t, 0)
+			w.settle()
+			w.insert(0, 1, false)
+			w.settle()
+		} else {
+			w, run = newWorld(t, pgtest.Server(t), 1), (*Manager).Apply
+			w.insert(0, 1, false)
+			w.apply()
+			w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 h'")
+		}
+		w.confirm(w.Slot)
+		published := w.o.Published
+		w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+			seen, err := published(ctx, in, add)
+			if in == (Period{}) {
+				<-ctx.Done()
+				err = ctx.Err()
+			}
+			return seen, err
+		}
+		w.o.Pass, w.o.Turn = &Pass{}, time.Minute
+		ctx, cancel := context.WithTimeout(outboxdb.Within(t), time.Second)
+		defer cancel()
+		m := w.manager()
+		_, err := run(m, ctx)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("plain %v: %v", plain, err)
+		}
+		m.Close()
+		w.o.Pass.again = w.o.Pass.again.Add(time.Hour)
+		ctx, cancel = context.WithTimeout(outboxdb.Within(t), 10*time.Second)
+		defer cancel()
+		m = w.manager()
+		_, err = run(m, ctx)
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+		m.Close()
 	}
 }
