@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -187,7 +188,8 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 	if c.archive != nil {
 		var err error
 		if to, err = c.archive.Holds(ctx, c.conn.API(), archive.Range{From: before.State.First, To: to},
-			c.o.Turn, filling(before), streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
+			c.o.Turn, c.filling(ctx, before),
+			streams.New(c.conn.API(), c.cfg.Stream, c.log).AtOrBelow); err != nil {
 			return err
 		}
 	}
@@ -234,11 +236,35 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 	return err
 }
 
-// filling reports whether a stream is near to limits of its own: beyond them it refuses messages, or removes
-// some that may be needed.
-func filling(s *stream) bool {
+// filling reports whether a stream is near to limits of its own, or its account to one: beyond them it
+// refuses messages, or removes some that may be needed.
+func (c *command) filling(ctx context.Context, s *stream) bool {
 	near := func(n uint64, limit int64) bool { return limit > 0 && n >= uint64(limit-limit/10) }
-	return near(s.State.Bytes, s.Config.MaxBytes) || near(s.State.Messages, s.Config.MaxMsgs)
+	if near(s.State.Bytes, s.Config.MaxBytes) || near(s.State.Messages, s.Config.MaxMsgs) {
+		return true
+	}
+	type used struct {
+		Storage uint64 `json:"storage"`
+		Memory  uint64 `json:"memory"`
+		Limits  struct {
+			Storage int64 `json:"max_storage"`
+			Memory  int64 `json:"max_memory"`
+		} `json:"limits"`
+	}
+	var account struct {
+		jsapi.Answer
+		used
+		Tiers map[string]used `json:"tiers"`
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	_ = c.conn.API().Ask(ctx, "INFO", nil, &account) // if this fails, what follows says why
+	for _, u := range append(slices.Collect(maps.Values(account.Tiers)), account.used) {
+		if near(u.Storage, u.Limits.Storage) || near(u.Memory, u.Limits.Memory) {
+			return true
+		}
+	}
+	return false
 }
 
 // purge removes the messages up to a sequence, and returns how many there were.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -93,7 +94,8 @@ func TestAPurgeEndsWithItsTurn(t *testing.T) {
 // TestAStreamThatIsNearlyFullWaitsForNoSegment: it would refuse messages for as long.
 func TestAStreamThatIsNearlyFullWaitsForNoSegment(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, natstest.Server(t).URL(), 1)
+	srv := natstest.Server(t)
+	w := newWorld(t, srv.URL(), 1)
 	w.database()
 	w.cfg.Archive.URL = "file://" + t.TempDir()
 	w.o.Known = &archive.Known{}
@@ -104,16 +106,25 @@ func TestAStreamThatIsNearlyFullWaitsForNoSegment(t *testing.T) {
 		limit    int64
 		messages int
 		first    uint64
-	}{{0, 35, 6}, {0, 30, 6}, {38, 30, 11}, {38, 25, 11}, {33, 25, 16}} {
+		account  int64
+	}{{0, 35, 6, 0}, {0, 30, 6, 0}, {38, 30, 11, 0}, {38, 25, 11, 0}, {33, 25, 16, 0}, {0, 20, 16, 120},
+		{0, 20, 21, 105}} {
 		sc := streamConfig(1)
 		sc.MaxMsgs, sc.Discard = c.limit, jetstream.DiscardNew
 		_, err := w.js.UpdateStream(t.Context(), sc)
 		must.Succeed(t, err)
+		if c.account > 0 { // percent of what it has
+			info, err := w.js.AccountInfo(t.Context())
+			must.Succeed(t, err)
+			must.Succeed(t, srv.Embedded().GlobalAccount().UpdateJetStreamLimits(
+				map[string]server.JetStreamAccountLimits{"": {MaxMemory: -1, MaxStreams: -1, MaxConsumers: -1,
+					MaxStore: int64(info.Store) * c.account / 100}}))
+		}
 		w.cfg.Retain.Stream.Messages = c.messages
 		_, err = w.run(true)
 		must.Succeed(t, err)
 		if w.first() != c.first {
-			t.Errorf("of a stream with a limit of %d it leaves %d on", c.limit, w.first())
+			t.Errorf("%v: it leaves %d on", c, w.first())
 		}
 	}
 }
