@@ -18,7 +18,7 @@ type Known struct {
 	segments []*Manifest
 	begun    *Segment  // nil: none
 	listed   time.Time // when all of their names were last looked for
-	part     Range     // the segment of which only a part has gone from the stream
+	part     *Manifest // of the segment of which only a part has gone from the stream; nil: of none
 	parted   time.Time // when that was
 }
 
@@ -33,8 +33,7 @@ const parts = time.Hour
 // waits reports whether others of a segment, of which messages up to a sequence may go, have gone a short
 // time ago. All of it may go at once.
 func (k *Known) waits(m *Manifest, to uint64) bool {
-	return k != nil && to < m.Last && k.part == (Range{From: m.First, To: m.Last}) &&
-		time.Since(k.parted) < parts
+	return k != nil && to < m.Last && k.part == m && time.Since(k.parted) < parts
 }
 
 // Load is [Load], but for what is known. The manifests of the archive have no holes, erasures and documents.

@@ -181,4 +181,7 @@ func TestASegmentIsReadForAPartOfItOnce(t *testing.T) {
 	k.parted = k.parted.Add(-parts)
 	holds(k, 111, 120, 120, 1)
 	holds(k, 121, 200, 200, 1)
+	holds(k, 1, 10, 10, 1)
+	k.folder = "another stream's" // and this one is one that was made anew
+	holds(k, 11, 20, 20, 1)
 }

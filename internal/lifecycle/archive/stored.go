@@ -79,7 +79,7 @@ func (a *Archive) Holds(ctx context.Context, api *jsapi.Client, r Range, turn ti
 func (a *Archive) Went(upTo uint64) {
 	for _, m := range a.Segments {
 		if a.known != nil && m.First <= upTo && upTo < m.Last {
-			a.known.part, a.known.parted = Range{From: m.First, To: m.Last}, time.Now()
+			a.known.part, a.known.parted = m, time.Now()
 		}
 	}
 }
