@@ -531,6 +531,39 @@ func TestWhatWaitsForKeepIsNotComparedByEachRun(t *testing.T) {
 	}
 }
 
+// TestWhatCantBeDroppedIsNotComparedByEachRun: something else needs it, or somebody holds it. With an archive
+// it was read for it each time.
+func TestWhatCantBeDroppedIsNotComparedByEachRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.Archive = true
+	w.out.Archive = Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
+	w.insert(0, 3, true)
+	w.Exec("CREATE VIEW needs AS SELECT id FROM outbox_0")
+	w.apply()
+	w.confirm(w.Slot)
+	for i := range 3 {
+		_, err := w.try()
+		f := wantFault(t, err, outbox.Fatal, codeNeeded)
+		if len(w.reads) != 1 || !strings.Contains(f.Message, "needs depends on table") {
+			t.Errorf("run %d read %v: %v", i, w.reads, f)
+		}
+	}
+	w.Exec("DROP VIEW needs")
+	within := outboxdb.Within(t)
+	reader, err := w.other().Begin(within)
+	must.Succeed(t, err)
+	_, err = reader.Exec(within, "SELECT FROM outbox_0")
+	must.Succeed(t, err)
+	if wantWhy(t, w.apply(), 0, "open transactions hold it"); len(w.reads) != 1 {
+		t.Errorf("while it is held it read %v", w.reads)
+	}
+	must.Succeed(t, reader.Rollback(within))
+	if steps := w.apply(); w.exists(0) || len(w.reads) != 2 {
+		t.Errorf("it read %v: %v", w.reads, steps)
+	}
+}
+
 // TestPartitionsWithRowsThatNoSlotHasReadStay: Outflow has made them, and the stream's oldest messages have
 // gone. What the former slot has confirmed goes, whatever the new one has read.
 func TestPartitionsWithRowsThatNoSlotHasReadStay(t *testing.T) {

@@ -3,6 +3,7 @@ package partition
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -67,6 +68,11 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 	case Archive:
 		if s.Archive.Err != nil {
 			return step, s.Archive.Err
+		}
+		if p.came == Verified { // and was not dropped: what it was read for is no use before that is possible
+			if instead, err := m.droppable(ctx, p); err != nil || instead.Action != "" {
+				return instead, err
+			}
 		}
 		p.State, step.again = Archived, p.came != ""
 		err = m.note(ctx, m.conn, p)
@@ -390,6 +396,29 @@ func (m *Manager) sum(ctx context.Context, tx pgx.Tx, p *Partition) (s Sum, err 
 		return s, fmt.Errorf("count the rows of partition %s: %w", p.Name, err)
 	}
 	return s, nil
+}
+
+// droppable drops a partition for trial. Where it is held, that is the step instead.
+func (m *Manager) droppable(ctx context.Context, p *Partition) (instead Step, err error) {
+	possible := errors.New("it is possible")
+	err = m.retry(ctx, func() error {
+		return m.inTx(ctx, func(tx pgx.Tx) error {
+			if err := m.lock(ctx, tx, p, "ACCESS EXCLUSIVE"); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, "DROP TABLE "+p.Name); err != nil {
+				return err
+			}
+			return possible
+		})
+	})
+	switch {
+	case errors.Is(err, possible):
+		return instead, nil
+	case postgres.SQLState(err) == postgres.StateLockNotAvailable:
+		return m.held(ctx, p)
+	}
+	return instead, m.explain("drop partition "+p.Name, err)
 }
 
 // drop drops a partition, if every clause still holds while nobody can change it.
