@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outflowhq/outflow/outbox"
@@ -111,6 +112,9 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 	for _, p := range s.all {
 		if p.Fence > f.WALEnd {
 			return nil, m.behind(f, p)
+		}
+		if m.others(p) && !(slices.Contains(f.Apart, p.RefusedBy) && f.has(p.RefusedBy)) {
+			p.Refused = 0 // in another stream, and nobody looks for them any more, or they are in this one
 		}
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
 			// by an earlier run: the archive may have lost it since
@@ -222,6 +226,11 @@ func (m *Manager) next(s *situation, p *Partition) Step {
 	return m.nextSealed(s, p, step)
 }
 
+// others reports whether rows were refused that are to be in another stream.
+func (m *Manager) others(p *Partition) bool {
+	return p.Refused > 0 && p.RefusedBy != "" && p.RefusedBy != m.cfg.Slot
+}
+
 func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
 	after := func(t time.Time) time.Time { return t.Add(m.cfg.Slack) }
 	ends := p.Upper.Add(behindUTC(m.root.KeyType))
@@ -266,6 +275,12 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		w.Clause = "slots"
 		return w
 	}
+	if m.others(p) && p.State != Sealed {
+		w := step(Wait, "%d rows of another shard were never published, by the last run of that of slot %s",
+			p.Refused, p.RefusedBy)
+		w.Clause = "shards"
+		return w
+	}
 	switch {
 	case p.State == Sealed:
 		return step(Confirm, "every slot has confirmed %v", p.Fence)
@@ -305,7 +320,15 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		return step(Drop, "%d of its %d rows were never published, which is accepted; all others are in "+
 			"the %s", p.Accepted, p.SealedSum.Rows, m.where())
 	}
-	return step(Drop, "its %d rows are in the %s", p.SealedSum.Rows, m.where())
+	return step(Drop, "its %d rows %sare in the %s", p.SealedSum.Rows, m.but(), m.where())
+}
+
+// but says which rows are not compared.
+func (m *Manager) but() string {
+	if m.cfg.Own == "" {
+		return ""
+	}
+	return "but for those of other shards "
 }
 
 // where is what rows are compared with.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -118,6 +119,56 @@ func TestASlotThatIsMadeAnewHasABaseline(t *testing.T) {
 		}
 		if got := w.Text("SELECT string_agg(counter % 2 || '', '') FROM outbox"); got != "11111" {
 			t.Errorf("shared %v: of the 5 rows that the new slot has not read are left: %s", shared, got)
+		}
+	}
+}
+
+// TestNoShardDropsWhatAnotherHasRefused: its rows were never published, and the other one's were. Nor does a
+// shard, or a second Outflow, wait before it compares its own until the other one compares again.
+func TestNoShardDropsWhatAnotherHasRefused(t *testing.T) {
+	t.Parallel()
+	for _, whole := range []bool{false, true} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		shard, slot := w.shards(), w.Slot
+		as := func(i int) ([]Step, error) {
+			shard(i)
+			w.out.Others = []string{slot, slot + "_2"}
+			if w.out.Apart = w.out.Others; whole {
+				w.cfg.Own, w.out.Apart = "", nil
+			}
+			return w.try()
+		}
+		w.o.Turn = time.Minute
+		w.insert(0, 6, false)
+		if _, err := as(0); err != nil {
+			t.Fatal(err)
+		}
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 day'")
+		for range 2 {
+			_, err := as(0)
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+		}
+		for _, id := range strings.Split(w.Text("SELECT string_agg(id::text, ',') FROM outbox_0 "+
+			"WHERE counter % 2 = 1"), ",") {
+			w.published[id] = true // in the stream of the second one
+		}
+		if whole {
+			w.published[w.Text("SELECT id::text FROM outbox_0 WHERE counter = 2")] = true
+			w.published[w.Text("SELECT id::text FROM outbox_0 WHERE counter = 4")] = true
+			w.published[w.Text("SELECT id::text FROM outbox_0 WHERE counter = 6")] = true
+		}
+		steps, err := as(1)
+		must.Succeed(t, err)
+		if w.exists(0) == whole {
+			t.Fatalf("whole %v: %v", whole, steps)
+		}
+		if whole {
+			continue
+		}
+		wantWhy(t, steps, 0, "3 rows of another shard were never published", slot)
+		w.o.AcceptUnpublished, w.o.Turn = 3, 0
+		if steps, err := as(0); err != nil || w.exists(0) {
+			t.Errorf("%v, %v", steps, err)
 		}
 	}
 }

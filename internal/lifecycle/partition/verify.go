@@ -162,7 +162,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			m.o.Hit("partition.compared")
 			step.again = p.came == Verified
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
-			step.Why = fmt.Sprintf("all of its %d rows are in the %s", p.SealedSum.Rows, m.where())
+			step.Why = fmt.Sprintf("all of its %d rows %sare in the %s", p.SealedSum.Rows, m.but(), m.where())
 			switch {
 			case m.cfg.ID == "":
 				step.Why = "there is no id column: only the fence shows it"
@@ -195,7 +195,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 func (m *Manager) tooLong(ctx context.Context, s *situation, p *Partition, rows int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTimeout)
 	defer cancel()
-	p.Refused, p.RefusedAt = rows, s.Now.Add(time.Since(m.began))
+	p.Refused, p.RefusedAt, p.RefusedBy = rows, s.Now.Add(time.Since(m.began)), m.cfg.Slot
 	_ = m.note(ctx, m.conn, p)
 }
 
@@ -350,7 +350,7 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 			case !everything: // more of the stream is read first
 				return nil
 			default:
-				p.Refused = gone.count
+				p.Refused, p.RefusedBy = gone.count, m.cfg.Slot
 				if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&p.RefusedAt); err != nil {
 					return err
 				}
