@@ -700,3 +700,30 @@ func TestOnePartitionThatCantGoKeepsNoOther(t *testing.T) {
 		})
 	}
 }
+
+// TestAPartitionThatWasSealedByAClockThatWasAheadGoes when one that was sealed after it is old enough.
+func TestAPartitionThatWasSealedByAClockThatWasAheadGoes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.cfg.Keep = 3 * time.Hour
+	w.cfg.Age = time.Since(day.AddDate(0, 0, 1)) - time.Hour // the first one
+	w.insert(0, 3, true)
+	w.insert(1, 3, true)
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at + interval '1 year'")
+	w.confirm(w.Slot)
+	wantWhy(t, w.apply(), 0, "a repair may need it until "+time.Now().UTC().AddDate(1, 0, 0).Format("2006-"))
+	w.cfg.Age = 0
+	w.apply()
+	w.confirm(w.Slot)
+	for range 2 {
+		if w.apply(); !w.exists(0) {
+			t.Fatal("it went when the other one had just been sealed")
+		}
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h' WHERE sealed_at < " +
+			"now() + interval '1 h'")
+	}
+	if steps := w.apply(); w.exists(0) || w.exists(1) {
+		t.Errorf("%v", steps)
+	}
+}

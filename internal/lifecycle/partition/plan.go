@@ -132,6 +132,14 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 			"pg_partman drops old partitions of %s (retention_keep_table = false), and asks nobody whether "+
 				"their rows are published", m.root.Quoted())
 	}
+	for _, p := range s.all {
+		for _, q := range s.all { // the clock was ahead: it was sealed before those behind it
+			if p.Sealed.After(f.Now) && q.System == p.System && q.Fence > p.Fence && !q.Sealed.IsZero() &&
+				q.Sealed.Before(p.Sealed) {
+				p.Sealed = q.Sealed
+			}
+		}
+	}
 	var attached []*Partition
 	for _, p := range s.all {
 		if (p.Attached || p.Pending) && !p.Default && p.Odd == "" {
