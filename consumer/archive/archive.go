@@ -51,7 +51,7 @@ func (a *Archive) Close() error { return a.store.Close() }
 
 // Past implements [consumer.Archive].
 func (a *Archive) Past(ctx context.Context, name string, created time.Time) (stream.Past, error) {
-	of, err := archive.LoadBrief(ctx, a.store, archive.FolderOf(name, created))
+	of, err := archive.Load(ctx, a.store, archive.FolderOf(name, created), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -56,10 +56,21 @@ func (h *ahead) manifest(ctx context.Context, first uint64) (*Manifest, error) {
 
 func (h *ahead) read(ctx context.Context, first uint64) (*Manifest, error) {
 	m, err := h.a.manifest(ctx, h.names, first)
-	if m != nil && (h.a.brief || h.a.known != nil) {
-		m.Docs = nil // most of it
+	if m != nil {
+		h.a.keepDocs(m)
 	}
 	return m, err
+}
+
+// keepDocs leaves out of a manifest what is not needed of its documents.
+func (a *Archive) keepDocs(m *Manifest) {
+	var kept []string
+	for _, d := range a.docs {
+		if _, has := slices.BinarySearch(m.Docs, d); has {
+			kept = append(kept, d)
+		}
+	}
+	m.Docs, m.brief = kept, true
 }
 
 func (h *ahead) readNext(ctx context.Context) {

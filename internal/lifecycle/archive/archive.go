@@ -59,8 +59,8 @@ type Archive struct {
 	stream  string
 	created time.Time
 	hit     func(point string)
-	brief   bool   // without what is known of documents
-	known   *Known // nil: nothing is remembered
+	docs    []string // the documents whose hashes the manifests keep
+	known   *Known   // nil: nothing is remembered
 }
 
 // Folders lists the names of the folders of a stream, oldest first. A stream that was made again has a
@@ -83,13 +83,15 @@ func Folders(ctx context.Context, store Store, stream string) ([]string, error) 
 	return found, err
 }
 
-// Load reads the manifests of a folder and checks their chain. hit is called at points where tests kill the
-// process, and may be nil.
-func Load(ctx context.Context, store Store, folder string, hit func(point string)) (*Archive, error) {
+// Load reads the manifests of a folder and checks their chain. Of the hashes of documents, which are most of
+// what it reads, they keep these only. hit is called at points where tests kill the process, and may be nil.
+func Load(ctx context.Context, store Store, folder string, hit func(point string), docs ...string) (*Archive,
+	error) {
 	a, err := prepare(store, folder, hit)
 	if err != nil {
 		return nil, err
 	}
+	a.docs = docs
 	return a, a.Refresh(ctx)
 }
 
@@ -103,17 +105,6 @@ func prepare(store Store, folder string, hit func(point string)) (*Archive, erro
 	}
 	return &Archive{store: store, folder: root + folder + "/", stream: stream, created: created,
 		hit: hit}, nil
-}
-
-// LoadBrief is Load for a process that only reads and runs on: the manifests do not have the hashes of their
-// documents, which are most of them.
-func LoadBrief(ctx context.Context, store Store, folder string) (*Archive, error) {
-	a, err := prepare(store, folder, nil)
-	if err != nil {
-		return nil, err
-	}
-	a.brief = true
-	return a, a.Refresh(ctx)
 }
 
 // Refresh reads the manifests that have come since.

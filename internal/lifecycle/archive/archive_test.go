@@ -35,9 +35,13 @@ func folderOf(t *testing.T) (Store, string) {
 	return store, dir
 }
 
-func load(t *testing.T, store Store, hit func(string)) *Archive {
+func load(t *testing.T, store Store, hit func(string), docs ...string) *Archive {
 	t.Helper()
-	a, err := Load(t.Context(), store, FolderOf("S", made), hit)
+	var hashes []string
+	for _, doc := range docs {
+		hashes = append(hashes, SubjectHash("outbox."+doc))
+	}
+	a, err := Load(t.Context(), store, FolderOf("S", made), hit, hashes...)
 	must.Succeed(t, err)
 	return a
 }

@@ -162,9 +162,6 @@ type Erasing struct {
 	Request string // stands in place of what a line had
 	// Is reports whether a message is to be erased.
 	Is func(*Message) (bool, error)
-	// Maybe reports, by the documents of a manifest, whether a segment may have such a message; nil: each
-	// may. It is not asked where nothing says whether these are right.
-	Maybe func(*Manifest) bool
 	// Before is called before a segment is written anew without messages of which Is said so; may be nil.
 	Before func() error
 	// Done is called after each segment that was looked at; may be nil.
@@ -182,6 +179,9 @@ type Erased struct {
 // Erase writes the segments with messages that are to be erased anew, without them, and overwrites what was
 // there before. It may be killed at any point and run again, also for another request, and two at once do no
 // harm. Root and chain stay as they are: each line keeps its hash.
+//
+// Where Load was given documents only messages of these are erased: segments that have none by their manifests
+// are passed over, unless nothing says whether those are right.
 func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error) {
 	// A list for each segment would be of all those behind it.
 	listed, err := a.from(ctx, 1)
@@ -195,7 +195,8 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 	}
 	for i, m := range a.Segments {
 		// The manifest of one that this request has written anew says nothing of its document any more.
-		if e.Maybe != nil && m.DocsSum != nil && !slices.Contains(m.Erasure, e.Request) && !e.Maybe(m) {
+		if len(a.docs) > 0 && len(m.Docs) == 0 && m.DocsSum != nil &&
+			!slices.Contains(m.Erasure, e.Request) {
 			done.Passed++
 		} else {
 			names := of[fmt.Sprintf("%020d", m.First)]
@@ -251,6 +252,7 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, names []string, e Erasin
 	if old.Chain != a.Segments[i].Chain {
 		return false, a.damaged(a.manifestName(old.First), errors.New("it is another one now"))
 	}
+	a.keepDocs(old)
 	a.Segments[i] = old
 	s, n, err := a.without(ctx, old, e)
 	if err != nil && a.overtaken(ctx, old, err) {
@@ -289,6 +291,7 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, names []string, e Erasin
 	if again, err := a.replace(ctx, old, &m, object); err != nil || again {
 		return again, err
 	}
+	a.keepDocs(&m)
 	a.Segments[i] = &m
 	done.Messages += n
 	done.Segments++

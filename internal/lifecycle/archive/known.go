@@ -135,7 +135,7 @@ func (a *Archive) abridge(m *Manifest) {
 	}
 }
 
-// again reads a manifest that was abridged: it has to be there still, and to say the same.
+// again reads a manifest of which something was left out: it has to be there still, and to say the same.
 func (a *Archive) again(ctx context.Context, m *Manifest) (*Manifest, error) {
 	now, err := a.manifest(ctx, []string{a.generationName(m.First, m.named)[len(a.folder):]}, m.First)
 	switch {

@@ -64,6 +64,7 @@ type Manifest struct {
 	Replaced bool `json:"replaced,omitempty"`
 
 	named    int  // the generation in its name: an object may have to be of a later one, see Archive.create
+	brief    bool // not with all documents, see Load
 	abridged bool // without what is only needed to read the segment, see Known
 }
 

@@ -40,6 +40,14 @@ func (a *Archive) Gaps() (all outbox.Sequences) {
 	return outbox.Sequences(nil).With(all...)
 }
 
+// WasErased are the sequences whose messages were erased.
+func (a *Archive) WasErased() (all outbox.Sequences) {
+	for _, m := range a.Segments {
+		all = append(all, m.Erased...)
+	}
+	return outbox.Sequences(nil).With(all...)
+}
+
 // HasGaps reports whether messages were lost before they could be archived, and that was accepted.
 func (a *Archive) HasGaps() bool {
 	return slices.ContainsFunc(a.Segments, func(m *Manifest) bool { return len(m.Gaps) > 0 })

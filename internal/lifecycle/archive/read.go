@@ -22,11 +22,11 @@ import (
 // what f has seen is right so far as each line has its hash and the object its own. An error of f ends it and
 // is returned. Without f it compares the manifest's documents as well.
 func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) error) error {
-	if f == nil && !a.brief {
+	if f == nil {
 		return a.newest(ctx, m, func(m *Manifest) error { return a.verifyDocs(ctx, m) })
 	}
 	return a.read(ctx, m, func(msg *Message, _ Hash) error {
-		if f == nil || msg.erased != "" {
+		if msg.erased != "" {
 			return nil
 		}
 		return f(msg)
@@ -34,10 +34,15 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest, f func(*Message) erro
 }
 
 // verifyDocs reads a segment, and compares the documents of its messages with those of its manifest.
-func (a *Archive) verifyDocs(ctx context.Context, m *Manifest) error {
+func (a *Archive) verifyDocs(ctx context.Context, m *Manifest) (err error) {
+	if m.brief {
+		if m, err = a.again(ctx, m); err != nil {
+			return err
+		}
+	}
 	seen := make([]bool, len(m.Docs))
 	var unlisted uint64 // a message of another document
-	err := a.readAs(ctx, m, func(msg *Message, _ Hash) error {
+	err = a.readAs(ctx, m, func(msg *Message, _ Hash) error {
 		if msg.erased != "" {
 			return nil
 		}

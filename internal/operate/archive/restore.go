@@ -144,9 +144,10 @@ func Restore(ctx context.Context, cfg config.Config, log *slog.Logger, o Restore
 			Hint:    "`outflow archive list` shows what it has"}
 	}
 	for _, m := range a.Segments {
-		r.missing = r.missing.With(m.Holes().Within(done.First, done.Last)...)
-		r.erased = r.erased.With(m.Erased.Within(done.First, done.Last)...)
+		r.missing = append(r.missing, m.Holes()...)
 	}
+	r.missing = outbox.Sequences(nil).With(r.missing...).Within(done.First, done.Last)
+	r.erased = a.WasErased().Within(done.First, done.Last)
 	if len(r.missing) > 0 && r.missing[0].From == done.First {
 		done.First, r.missing = r.missing[0].To+1, r.missing[1:] // the stream begins behind them
 	}
@@ -177,7 +178,7 @@ func find(ctx context.Context, cfg config.Config, store archive.Store, folder st
 		if folder != "" && f != folder {
 			continue
 		}
-		a, err := archive.LoadBrief(ctx, store, f)
+		a, err := archive.Load(ctx, store, f, nil)
 		switch {
 		case err != nil:
 			return nil, "", err

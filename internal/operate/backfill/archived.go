@@ -24,7 +24,7 @@ func Archived(ctx context.Context, cfg config.Config,
 	defer func() { _ = store.Close() }()
 	folders, err := archive.Folders(ctx, store, cfg.Stream)
 	for _, folder := range slices.Backward(folders) {
-		a, err := archive.LoadBrief(ctx, store, folder)
+		a, err := archive.Load(ctx, store, folder, nil)
 		if err != nil {
 			return "", err
 		}

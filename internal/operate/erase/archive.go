@@ -33,7 +33,7 @@ func (c *command) archive(ctx context.Context, until time.Time) error {
 		task := progress.Count(ctx, "erasing from archive "+name, "segments", int64(len(a.Segments)))
 		defer task.End()
 		var gone []found // of the segment at hand, and of one that somebody else has written anew meanwhile
-		done, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request, Maybe: c.maybe(),
+		done, err := a.Erase(ctx, archive.Erasing{Request: c.o.Request,
 			Is: func(m *archive.Message) (bool, error) {
 				goes, err := is(m)
 				if goes {
@@ -137,15 +137,12 @@ func (c *command) behind(at, last uint64) {
 		"message that was erased: `outflow archive run --now`", at, last))
 }
 
-// maybe says which segments may have messages of the document; nil: each.
-func (c *command) maybe() func(*archive.Manifest) bool {
+// hashes are those of the subjects that messages of the document have; none: there may be others.
+func (c *command) hashes() []string {
 	if c.doc.Subject() == "" {
 		return nil
 	}
-	hashes := []string{archive.SubjectHash(c.doc.Subject()), archive.SubjectHash(c.doc.Dead())}
-	return func(m *archive.Manifest) bool {
-		return slices.ContainsFunc(hashes, func(h string) bool { return slices.Contains(m.Docs, h) })
-	}
+	return []string{archive.SubjectHash(c.doc.Subject()), archive.SubjectHash(c.doc.Dead())}
 }
 
 // eachFolder calls f with each archive of the stream, and of those that had its name before, and with what of
@@ -163,7 +160,7 @@ func (c *command) eachFolder(ctx context.Context,
 	st := c.rd.Stream
 	current, last, has := archive.FolderOf(c.cfg.Stream, st.Created), uint64(0), st.Erased
 	for _, name := range folders {
-		a, err := archive.Load(ctx, c.store, name, c.o.Hit)
+		a, err := archive.Load(ctx, c.store, name, c.o.Hit, c.hashes()...)
 		if err != nil {
 			return err
 		}

@@ -108,9 +108,10 @@ func (c *command) inStream(h nats.Header, seq uint64, _ time.Time) (goes, unsure
 	return c.rec.Goes(h.Get(outbox.HeaderName), seq), false
 }
 
-func sequences(all []found) (s outbox.Sequences) {
+func sequences(all []found) outbox.Sequences {
+	var each []outbox.SequenceRange
 	for _, f := range all {
-		s = s.With(outbox.SequenceRange{From: f.seq, To: f.seq})
+		each = append(each, outbox.SequenceRange{From: f.seq, To: f.seq})
 	}
-	return s
+	return outbox.Sequences(nil).With(each...)
 }

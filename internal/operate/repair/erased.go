@@ -138,7 +138,7 @@ func (r *repair) erasedFromArchive(ctx context.Context, of []*erasure.Record,
 		if !is(folder) {
 			continue
 		}
-		a, err := archive.LoadBrief(ctx, store, folder)
+		a, err := archive.Load(ctx, store, folder, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -73,9 +73,7 @@ func (s *streamSource) erased() outbox.Sequences {
 	// what can't be read explains nothing
 	all, _ := outbox.ParseSequences(s.info.Config.Metadata[outbox.MetadataErased])
 	if s.past != nil {
-		for _, m := range s.past.archive.Segments {
-			all = all.With(m.Erased...)
-		}
+		all = all.With(s.past.archive.WasErased()...)
 	}
 	return all
 }
