@@ -288,6 +288,35 @@ func TestANoteThatSomebodyElseTookAwayIsThereAgain(t *testing.T) {
 	}
 }
 
+// TestWhatAKilledRunHasErasedIsNotedAgain: somebody else has taken its note away before it could look. What
+// is in the stream, or behind its end, is not noted: it goes later, or comes in place of what was lost.
+func TestWhatAKilledRunHasErasedIsNotedAgain(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	for range 4 {
+		c.publish("_outflow.1.", "gone", 0x100)
+	}
+	s, err := c.js.Stream(t.Context(), "OUTBOX")
+	must.Succeed(t, err)
+	must.Succeed(t, s.SecureDeleteMsg(t.Context(), 1))
+	must.Succeed(t, s.SecureDeleteMsg(t.Context(), 2))
+	c.rec.Erased, c.rd.Stream.LastSeq = outbox.Sequences{{From: 1, To: 3}, {From: 9, To: 9}}, 4
+	for _, at := range []struct {
+		created time.Time
+		want    string
+	}{{c.rec.Created.Add(-time.Hour), ""}, {c.rec.Created, "1+1"}} {
+		c.rec.Created = at.created
+		_, err = c.find(t.Context(), "OUTBOX", 4, asItIs, c.inStream)
+		must.Succeed(t, err)
+		must.Succeed(t, c.noteAgain(t.Context()))
+		noted, _, err := stream.New(c.l.NATS.API(), "OUTBOX", c.log).Erased(t.Context())
+		must.Succeed(t, err)
+		if noted.String() != at.want {
+			t.Errorf("noted is %q, not %q", noted, at.want)
+		}
+	}
+}
+
 // TestACopyThatDoesNotHaveAllIsWaitedFor: what it is to have still comes after it was looked through.
 func TestACopyThatDoesNotHaveAllIsWaitedFor(t *testing.T) {
 	t.Parallel()

@@ -43,7 +43,7 @@ type goes func(h nats.Header, seq uint64, at time.Time) (is, unsure bool)
 // find reads the messages of a stream up to a sequence, and returns those of the document that go.
 func (c *command) find(ctx context.Context, name string, last uint64,
 	original func(subject string, h nats.Header) string, goes goes) (all []found, err error) {
-	c.stays[name], c.untold[name], c.reached = nil, 0, nil
+	c.stays[name], c.untold[name], c.reached, c.held = nil, 0, nil, nil
 	js, err := c.l.NATS.API().JetStream()
 	if err != nil || last == 0 {
 		return nil, err
@@ -55,6 +55,7 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 	task := progress.Count(ctx, "reading stream "+name, "messages", int64(last))
 	defer task.End()
 	var stays []uint64
+	var held outbox.Sequences
 	reached := map[[2]string]uint64{}
 	err = jsapi.ReadStream(ctx, js, name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true,
@@ -64,6 +65,9 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 			return jsapi.ErrStop
 		}
 		task.Set(int64(seq))
+		if c.rec.Erased.Has(seq) {
+			held = append(held, outbox.SequenceRange{From: seq, To: seq})
+		}
 		if s := sourceOf(h); s != nil {
 			key := [2]string{s.from, s.filters}
 			reached[key] = max(reached[key], s.seq)
@@ -96,7 +100,7 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 		}
 		return nil
 	})
-	c.stays[name], c.reached = stays, reached
+	c.stays[name], c.reached, c.held = stays, reached, held
 	return all, err
 }
 

@@ -92,6 +92,9 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 	}
 	c.rd.Stream = st // what has gone since this began is not found any more
 	left, err := c.find(ctx, c.cfg.Stream, st.LastSeq, asItIs, c.inStream)
+	if err == nil {
+		err = c.noteAgain(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -109,6 +112,20 @@ func (c *command) messages(ctx context.Context, until time.Time) error {
 	}
 	_, err = c.replicas(ctx, c.cfg.Stream, until, true)
 	return err
+}
+
+// noteAgain notes what a run has erased that was killed before it had looked whether its note is still
+// there. Where the stream has a message, that was not deleted yet, or another one came in place of one that
+// was lost, as one will behind the end.
+func (c *command) noteAgain(ctx context.Context) error {
+	if !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
+		return nil // these are sequences of a former one
+	}
+	var gone outbox.Sequences
+	for _, r := range c.rec.Erased.Within(1, c.rd.Stream.LastSeq) {
+		gone = append(gone, c.held.Lacking(r.From, r.To)...)
+	}
+	return c.noteErased(ctx, c.cfg.Stream, gone)
 }
 
 // eraseAll erases messages of the stream, as far as they may go until then.
@@ -160,7 +177,8 @@ func (c *command) eraseBatch(ctx context.Context, all []found) error {
 // may have taken the note away, so afterwards it is looked whether it is there.
 func (c *command) deleteNoted(ctx context.Context, name string, all []found, point string,
 	each func()) error {
-	if err := c.noteErased(ctx, name, all); err != nil {
+	noted := sequences(all)
+	if err := c.noteErased(ctx, name, noted); err != nil {
 		return err
 	}
 	if name == c.cfg.Stream {
@@ -173,18 +191,18 @@ func (c *command) deleteNoted(ctx context.Context, name string, all []found, poi
 		each()
 		c.o.Hit(point)
 	}
-	return c.noteErased(ctx, name, all)
+	return c.noteErased(ctx, name, noted)
 }
 
 // noteErased notes what is erased where consumers read: in the stream, and in what was restored of it.
-func (c *command) noteErased(ctx context.Context, name string, all []found) error {
+func (c *command) noteErased(ctx context.Context, name string, all outbox.Sequences) error {
 	own := name == c.cfg.Stream
 	if !own && !c.ours(c.info(name).restored) || len(all) == 0 {
 		return nil
 	}
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	err := stream.New(c.l.NATS.API(), name, c.log).NoteErased(ask, sequences(all))
+	err := stream.New(c.l.NATS.API(), name, c.log).NoteErased(ask, all)
 	if f := outbox.FaultOf(err); !own && f != nil && f.Code == "erase_room" {
 		return nil
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
+	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -139,7 +140,8 @@ func TestAnErasureReadsAllThatTheLeaderHas(t *testing.T) {
 		}
 		must.Succeed(t, cluster.Start(lags))
 		c := &command{log: slog.New(slog.DiscardHandler), stays: map[string][]uint64{},
-			untold: map[string]uint64{}, l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
+			untold: map[string]uint64{}, rec: &erasure.Record{},
+			l: &backfill.Conns{Conns: &conns.Conns{NATS: conn}}}
 		for range 5 {
 			read := uint64(0)
 			_, err := c.find(t.Context(), "OUTBOX", last, asItIs, func(_ nats.Header, seq uint64,
