@@ -188,7 +188,7 @@ func (c *command) eachFolder(ctx context.Context,
 				c.untold[place]++
 				told = m.Seq
 			}
-			return is && c.rec.GoesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq), nil
+			return is && c.goesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq), nil
 		}); err != nil {
 			return err
 		}

@@ -201,7 +201,7 @@ func (c *command) inCopies(name string) goes {
 		if at.Before(created) {
 			created = time.Time{} // it is of a stream that had the name before
 		}
-		return c.rec.GoesFrom(created, header, seq), false
+		return c.goesFrom(created, header, seq), false
 	}
 }
 

@@ -98,8 +98,8 @@ func (c *copied) has(name string, n uint64) {
 	})
 }
 
-// goesFrom is which messages go from a copy.
-func (c *copied) goesFrom(name string) (all []uint64) {
+// messagesThatGo is which messages go from a copy.
+func (c *copied) messagesThatGo(name string) (all []uint64) {
 	c.t.Helper()
 	found, _, err := c.inCopy(c.t.Context(), name)
 	must.Succeed(c.t, err)
@@ -181,7 +181,7 @@ func TestACopyIsErasedUpToTheCut(t *testing.T) {
 	for name, want := range map[string][]uint64{"A_RESTORED": {1, 3}, "M_MIRROR": {1, 3}, "B_MIXED": {2, 4},
 		"C_RENAMED":   {1, 3},
 		"L_AGGREGATE": {1, 3}, "K_FURTHER": {3}} {
-		if got := c.goesFrom(name); !slices.Equal(got, want) {
+		if got := c.messagesThatGo(name); !slices.Equal(got, want) {
 			t.Errorf("from %s go %v, want %v", name, got, want)
 		}
 	}
@@ -219,9 +219,24 @@ func TestWhatACopyHasOfAnEarlierStreamGoes(t *testing.T) {
 	c.rec.Created = micro(c.rd.Stream.Created)
 	must.Succeed(t, c.copies(t.Context()))
 	for _, name := range []string{"MIRROR", "AGGREGATE"} {
-		if got := c.goesFrom(name); !slices.Equal(got, []uint64{5}) {
+		if got := c.messagesThatGo(name); !slices.Equal(got, []uint64{5}) {
 			t.Errorf("from %s go %v", name, got)
 		}
+	}
+}
+
+// TestAStreamThatIsMadeAnewByAClockThatWentBackIsNoEarlierOne: what was written after the erasure stays.
+func TestAStreamThatIsMadeAnewByAClockThatWentBackIsNoEarlierOne(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.rec.Created = c.rec.Created.Add(time.Hour)
+	c.publish("_outflow.1.", "gone", 0x100)
+	c.publish("_outflow.1.", "gone", 0x1100)
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("MIRROR", 2)
+	must.Succeed(t, c.copies(t.Context()))
+	if got := c.messagesThatGo("MIRROR"); !slices.Equal(got, []uint64{1}) {
+		t.Errorf("from the mirror go %v", got)
 	}
 }
 
@@ -433,7 +448,7 @@ func TestAnEventOfACopyIsKnownBehindSeveralTransforms(t *testing.T) {
 	c.add(jetstream.StreamConfig{Name: "RENAMED", Sources: renames})
 	c.has("RENAMED", 1)
 	must.Succeed(t, c.copies(t.Context()))
-	if got := c.goesFrom("RENAMED"); !slices.Equal(got, []uint64{1}) {
+	if got := c.messagesThatGo("RENAMED"); !slices.Equal(got, []uint64{1}) {
 		t.Errorf("from it go %v", got)
 	}
 }
@@ -453,7 +468,7 @@ func TestWhatDoesNotSayItsDocumentCountsOnce(t *testing.T) {
 		return erasure.FoundParked{}, nil
 	}
 	for range 2 {
-		c.goesFrom("MIRROR")
+		c.messagesThatGo("MIRROR")
 		must.Succeed(t, c.eraseParked(t.Context(), false))
 	}
 	if n := c.unsaid(); n != 2 {

@@ -112,6 +112,15 @@ func (c *command) inStream(h nats.Header, seq uint64, _ time.Time) (goes, unsure
 	return c.rec.Goes(h.Get(outbox.HeaderName), seq), false
 }
 
+// goesFrom is that of the request. The stream that there is now is no earlier one than when it was begun: if
+// it was made before that, the broker's clock was set back.
+func (c *command) goesFrom(created time.Time, header string, seq uint64) bool {
+	if created.Equal(micro(c.rd.Stream.Created)) && created.Before(c.rec.Created) {
+		return c.rec.Goes(header, 0)
+	}
+	return c.rec.GoesFrom(created, header, seq)
+}
+
 func sequences(all []found) outbox.Sequences {
 	var each []outbox.SequenceRange
 	for _, f := range all {

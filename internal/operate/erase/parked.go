@@ -53,5 +53,5 @@ func (c *command) wasParked(e *erasure.Parked) bool {
 	if e.Created.IsZero() || e.Sequence == 0 {
 		return is && c.rec.Goes(header, 0)
 	}
-	return is && c.rec.GoesFrom(micro(e.Created), header, e.Sequence)
+	return is && c.goesFrom(micro(e.Created), header, e.Sequence)
 }
