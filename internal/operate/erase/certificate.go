@@ -10,9 +10,6 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
-// formerSubject is how messages are reached that have another subject than the one of the settings says.
-const formerSubject = "run it again with that `subject`, and the same request"
-
 // Copy is a stream with copies of the messages. The JSON names are stable.
 type Copy struct {
 	Stream   string `json:"stream"`
@@ -171,12 +168,14 @@ func (c *command) limits() {
 	}
 	if untold := c.unsaid(); untold > 0 {
 		add("%d messages that do not say their document: they are dead letters without one, or were "+
-			"published while `subject` was another one; "+formerSubject, untold)
+			"published while `subject` was another one; run it again with that `subject`, and the same "+
+			"request", untold)
 	}
 	if c.passed > 0 {
-		add("%d segments of the archive, passed over because by the template %s no message in them is the "+
-			"document's: if some were published while `subject` was another one, "+formerSubject, c.passed,
-			c.doc.Template())
+		add("%d segments of the archive, passed over because by `subject` (%s) and "+
+			"`sink.dead_letter_subject` (%s) no message in them is the document's: if some were published "+
+			"while one of these was another one, run it again with that one, and the same request", c.passed,
+			c.doc.Template(), c.doc.Dead())
 	}
 	if n := len(c.nowhere); n > 0 {
 		add("%d messages, from %d to %d, which are gone from the stream, and which the archive lacks: if "+

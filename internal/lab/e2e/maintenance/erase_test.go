@@ -428,7 +428,7 @@ func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
 	args := []string{"--doc", doc, "--request", "r"}
 	c := erased(t, f, args...)
 	said := fmt.Sprint(c.NotReached)
-	if c.Messages != 1 || c.Archived != 1 || !strings.Contains(said, "segments of the archive") ||
+	if c.Messages != 1 || c.Archived != 1 || !strings.Contains(said, "`sink.dead_letter_subject` (") ||
 		!strings.Contains(said, "run it again with that `subject`") ||
 		!strings.Contains(said, "messages that do not say their document") {
 		t.Errorf("%+v", c)
