@@ -103,8 +103,7 @@ type rowWriter struct {
 	doc     int // of the values, the one that is the document; -1: messages do not carry it
 	created time.Time
 
-	rows  [][]any
-	keys  []string // of the messages, as they say
+	rows  [][]any // of each the values, and behind them the key as its message has it, if there is one
 	bytes int
 }
 
@@ -194,17 +193,19 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	t := w.layout.Table
 	var names, values, needs []string
 	var id string
+	typed := func(c catalog.Column, n int) string {
+		if c.TypeOID == byteaOID {
+			return fmt.Sprintf("$%d::%s", n, c.TypeName)
+		}
+		return fmt.Sprintf("$%d::text::%s", n, c.TypeName)
+	}
 	for _, c := range t.Columns {
 		n := slices.Index(w.carry.columns, c.Name)
 		switch {
 		case c.Generated:
 		case n >= 0:
 			names = append(names, postgres.Quote(c.Name))
-			cast := "::text::"
-			if c.TypeOID == byteaOID {
-				cast = "::"
-			}
-			value := fmt.Sprintf("$%d%s%s", n+1, cast, c.TypeName)
+			value := typed(c, n+1)
 			values = append(values, value)
 			if c.Name == w.layout.ID {
 				id = value
@@ -235,9 +236,9 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 			"pg_get_serial_sequence("+postgres.Literal(table)+", "+postgres.Literal(c.Name)+")",
 			postgres.Quote(c.Name), table)
 	}
-	returned := "''"
-	if key := w.layout.Mapping.Key; key != "" {
-		returned = postgres.Quote(key) + "::text"
+	same := postgres.Quote(w.layout.ID) + " = " + id
+	if key, ok := t.Column(w.layout.Mapping.Key); ok {
+		same += " AND " + postgres.Quote(key.Name) + " = " + typed(key, len(w.carry.columns)+1)
 	}
 	w.insert = func(detached []catalog.Table) (string, error) {
 		var there strings.Builder
@@ -251,7 +252,7 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 		return fmt.Sprintf("INSERT INTO %[1]s (%[2]s) OVERRIDING SYSTEM VALUE SELECT %[3]s "+
 			"WHERE NOT EXISTS (SELECT FROM %[1]s WHERE %[4]s = %[5]s)%[7]s RETURNING %[6]s", table,
 			strings.Join(names, ", "), strings.Join(values, ", "),
-			postgres.Quote(w.layout.ID), id, returned, there.String()), nil
+			postgres.Quote(w.layout.ID), id, same, there.String()), nil
 	}
 	return nil
 }
@@ -344,7 +345,7 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 			w.rep.Erased++
 			return nil
 		}
-		w.rows, w.keys = append(w.rows, w.carry.stored(values)), append(w.keys, key)
+		w.rows = append(w.rows, w.carry.stored(values, key))
 		w.bytes += len(m.Data)
 		if len(w.rows) < maxRows && w.bytes < maxRowBytes {
 			return nil
@@ -364,8 +365,8 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 
 // flush writes the rows in one transaction.
 func (w *rowWriter) flush(ctx context.Context) error {
-	rows, keys := w.rows, w.keys
-	w.rows, w.keys, w.bytes = nil, nil, 0
+	rows := w.rows
+	w.rows, w.bytes = nil, 0
 	if len(rows) == 0 {
 		return nil
 	}
@@ -376,7 +377,7 @@ func (w *rowWriter) flush(ctx context.Context) error {
 	var inserted uint64
 	err := errDetached
 	for try := 0; errors.Is(err, errDetached) && try < detachTries; try++ {
-		inserted, err = w.write(ctx, rows, keys)
+		inserted, err = w.write(ctx, rows)
 	}
 	if err != nil {
 		return err
@@ -395,7 +396,7 @@ const detachTries = 10
 
 // write writes the rows that are neither in the table nor in a partition that is detached and waits for its
 // end.
-func (w *rowWriter) write(ctx context.Context, rows [][]any, keys []string) (inserted uint64, err error) {
+func (w *rowWriter) write(ctx context.Context, rows [][]any) (inserted uint64, err error) {
 	err = pgx.BeginFunc(ctx, w.conn, func(tx pgx.Tx) error {
 		detached, err := w.detached(ctx, tx)
 		if err != nil {
@@ -406,18 +407,20 @@ func (w *rowWriter) write(ctx context.Context, rows [][]any, keys []string) (ins
 			return err
 		}
 		b := &pgx.Batch{}
-		for i, values := range rows {
+		for _, values := range rows {
 			b.Queue(sql, values...).QueryRow(func(row pgx.Row) error {
-				var key *string
-				switch err := row.Scan(&key); {
+				var same *bool
+				switch err := row.Scan(&same); {
 				case errors.Is(err, pgx.ErrNoRows):
 					return nil
 				case err != nil:
 					return fmt.Errorf("table %s: %w", w.rep.Table, err)
-				case w.layout.Mapping.Key != "" && (key == nil || *key != keys[i]):
+				case same == nil || !*same:
 					return &outbox.Fault{Class: outbox.Fatal, Code: "rows_columns",
-						Message: fmt.Sprintf("the key of a row that was put back is not that of its "+
-							"message, %q: %s is made otherwise than it was", keys[i], w.layout.Mapping.Key)}
+						Message: fmt.Sprintf("the row of the message with id %q has another id or key when "+
+							"it is put back: the key is made otherwise than it was, or a trigger of "+
+							"table %s changes them",
+							values[slices.Index(w.carry.columns, w.layout.ID)], w.rep.Table)}
 				}
 				inserted++
 				return nil
@@ -487,7 +490,7 @@ func newCarrier(cfg config.Config, l *wiring.Layout) (*carrier, error) {
 	m := l.Mapping
 	key, _ := l.Table.Column(m.Key)
 	c := &carrier{layout: l, template: t, headers: cfg.Headers, nullable: map[string]bool{},
-		bytes:    map[string]bool{},
+		bytes:    map[string]bool{m.Key: key.TypeOID == byteaOID}, // it may be generated
 		computed: m.Actor != "" && m.Counter != "" && (m.Key == "" || key.Generated)}
 	add := func(name string) {
 		if column, ok := l.Table.Column(name); ok && !column.Generated && !slices.Contains(c.columns, name) {
@@ -604,9 +607,14 @@ func (c *carrier) row(m *archive.Message) (values []any, key string, err error) 
 	return values, h.Key, nil
 }
 
-// stored makes bytes of what a bytea column gets: in text PostgreSQL would read a backslash as an escape.
-func (c *carrier) stored(values []any) []any {
-	for i, name := range c.columns {
+// stored are the values as a statement gets them, and the key behind them, if the table has a column for it.
+// A bytea column gets bytes: in text PostgreSQL would read a backslash as an escape.
+func (c *carrier) stored(values []any, key string) []any {
+	names := c.columns
+	if column, ok := c.layout.Table.Column(c.layout.Mapping.Key); ok {
+		names, values = append(slices.Clip(names), column.Name), append(values, key)
+	}
+	for i, name := range names {
 		if text, ok := values[i].(string); ok && c.bytes[name] {
 			values[i] = []byte(text)
 		}

@@ -3,6 +3,7 @@ package archive
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -45,7 +46,7 @@ func TestBytesAreTheValueOfARowThatIsPutBack(t *testing.T) {
 			values, key, err := w.carry.row(&archive.Message{Seq: 1, Subject: "outbox.d",
 				Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte("{}")})
 			must.Succeed(t, err)
-			w.rows, w.keys = append(w.rows, w.carry.stored(values)), append(w.keys, key)
+			w.rows = append(w.rows, w.carry.stored(values, key))
 		}
 		must.Succeed(t, w.flush(t.Context()))
 	}
@@ -60,6 +61,53 @@ func TestBytesAreTheValueOfARowThatIsPutBack(t *testing.T) {
 		if !bytes.Equal(got[i], id) {
 			t.Errorf("%q was put back as %q", id, got[i])
 		}
+	}
+}
+
+// TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage, whatever it looks like as text. A row that gets another id
+// or key than its message has would be published once more.
+func TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage(t *testing.T) {
+	t.Parallel()
+	const changes = "CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql AS " +
+		"$$ BEGIN %s; RETURN NEW; END $$; CREATE TRIGGER change BEFORE INSERT ON outbox " +
+		"FOR EACH ROW EXECUTE FUNCTION change()"
+	for _, c := range []struct{ key, value, trigger, code string }{
+		{"bytea", `\x41`, "", ""},
+		{"char(8)", "ab      ", "", ""},
+		{"text", "k", "", ""},
+		{"text", "k", "NEW.id = 'another'", "rows_columns"},
+		{"text", "k", "NEW.key = 'another'", "rows_columns"},
+		{"text", "k", "NEW.key = NULL", "rows_columns"},
+	} {
+		t.Run(c.key+c.trigger, func(t *testing.T) {
+			t.Parallel()
+			conn, err := pgx.Connect(t.Context(), pgtest.Database(t, pgtest.Server(t)))
+			must.Succeed(t, err)
+			defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+			sql := "CREATE TABLE outbox (id text, doc_id text, key " + c.key + ", payload text);"
+			if c.trigger != "" {
+				sql += fmt.Sprintf(changes, c.trigger)
+			}
+			_, err = conn.Exec(t.Context(), sql)
+			must.Succeed(t, err)
+			table, err := catalog.ReadTable(t.Context(), conn, "outbox")
+			must.Succeed(t, err)
+			w := &rowWriter{conn: conn, rep: &Rows{Table: "public.outbox"}, hit: func(string) {}, doc: -1,
+				layout: &wiring.Layout{Table: table, Resolved: config.Resolved{ID: "id",
+					Mapping: relay.Mapping{Table: "public.outbox", Doc: "doc_id", Key: "key",
+						Payload: "payload"},
+					Uses: map[string]config.Use{"doc_id": {Role: config.InDoc}}}}}
+			must.Succeed(t, w.prepare(config.Config{Subject: "outbox.{doc_id}"}))
+			h := outbox.Header{ID: "1", Key: c.value, Pos: outbox.Position{LSN: 16}, Of: 1, Due: 16, Thru: 16}
+			values, key, err := w.carry.row(&archive.Message{Seq: 1, Subject: "outbox.d",
+				Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte("{}")})
+			must.Succeed(t, err)
+			w.rows = [][]any{w.carry.stored(values, key)}
+			err = w.flush(t.Context())
+			if f := outbox.FaultOf(err); f != nil && f.Code != c.code || (err == nil) != (c.code == "") {
+				t.Errorf("code %q: %v", c.code, err)
+			}
+		})
 	}
 }
 
