@@ -139,6 +139,7 @@ func (b *bucket) List(ctx context.Context, folder, behind string) (names []strin
 	for {
 		o, err := all.Next(ctx)
 		if errors.Is(err, io.EOF) {
+			slices.Sort(names) // most servers have done so
 			return names, nil
 		}
 		if err != nil {

@@ -104,6 +104,13 @@ func (a *Archive) manifest(ctx context.Context, names []string, first uint64) (*
 	}
 }
 
+// of returns those of the names, which are in order, that are of the segment with a first sequence.
+func of(names []string, first uint64) []string {
+	start, _ := slices.BinarySearch(names, fmt.Sprintf("%020d", first))
+	end, _ := slices.BinarySearch(names[start:], fmt.Sprintf("%020d", first+1))
+	return names[start : start+end]
+}
+
 // current reads the manifest that counts now.
 func (a *Archive) current(ctx context.Context, first uint64) (*Manifest, error) {
 	names, err := a.from(ctx, first)
@@ -117,8 +124,8 @@ func (a *Archive) current(ctx context.Context, first uint64) (*Manifest, error) 
 // replaced; nil if all were.
 func (a *Archive) greatest(ctx context.Context, names []string, first uint64) (*Manifest, error) {
 	gens := []int{0}
-	for _, n := range names {
-		if f, gen, ok := parseName(n); ok && f == first && gen > 0 {
+	for _, n := range of(names, first) {
+		if _, gen, ok := parseName(n); ok && gen > 0 {
 			gens = append(gens, gen)
 		}
 	}
@@ -188,18 +195,13 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 	if err != nil {
 		return done, err
 	}
-	of := map[string][]string{}
-	for _, name := range listed {
-		first := name[:min(len(name), 20)]
-		of[first] = append(of[first], name)
-	}
 	for i, m := range a.Segments {
 		// The manifest of one that this request has written anew says nothing of its document any more.
 		if len(a.docs) > 0 && len(m.Docs) == 0 && m.DocsSum != nil &&
 			!slices.Contains(m.Erasure, e.Request) {
 			done.Passed++
 		} else {
-			names := of[fmt.Sprintf("%020d", m.First)]
+			names := of(listed, m.First)
 			for again := true; again; {
 				again, err = a.eraseFrom(ctx, i, names, e, &done)
 				if again && err == nil {
@@ -267,11 +269,11 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, names []string, e Erasin
 		}
 	}
 	gen := old.Generation
-	for _, name := range names {
-		if o, ok := parseObject(name); ok && o.first == old.First {
+	for _, name := range of(names, old.First) {
+		if o, ok := parseObject(name); ok {
 			gen = max(gen, o.generation)
 		}
-		if first, g, ok := parseName(name); ok && first == old.First {
+		if _, g, ok := parseName(name); ok {
 			gen = max(gen, g)
 		}
 	}

@@ -528,3 +528,33 @@ func TestAnErasureListsTheArchiveOnce(t *testing.T) {
 		must.Succeed(t, err)
 	})
 }
+
+// TestTheNamesOfASegmentAreFound among those of all others, which are in order.
+func TestTheNamesOfASegmentAreFound(t *testing.T) {
+	t.Parallel()
+	store, _ := folderOf(t)
+	a := load(t, store, nil)
+	for _, to := range []uint64{9, 99, 100, 1000} {
+		must.Succeed(t, add(t, a, to))
+	}
+	_, err := a.Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	names, err := a.from(t.Context(), 1)
+	must.Succeed(t, err)
+	found := 0
+	for _, m := range a.Segments {
+		for _, n := range of(names, m.First) {
+			if found++; n[:20] != fmt.Sprintf("%020d", m.First) {
+				t.Errorf("of the segment from %d on is %s", m.First, n)
+			}
+		}
+	}
+	if found != len(names) {
+		t.Errorf("%d of %v were found", found, names)
+	}
+	for _, none := range []uint64{0, 2, 5000} {
+		if n := of(names, none); len(n) > 0 {
+			t.Errorf("from %d on there are %v", none, n)
+		}
+	}
+}
