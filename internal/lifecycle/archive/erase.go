@@ -187,8 +187,7 @@ type Erased struct {
 // there before. It may be killed at any point and run again, also for another request, and two at once do no
 // harm. Root and chain stay as they are: each line keeps its hash.
 //
-// Where Load was given documents only messages of these are erased: segments that have none by their manifests
-// are passed over, unless nothing says whether those are right.
+// Segments that lack the documents that Load was given are passed over.
 func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error) {
 	// A list for each segment would be of all those behind it.
 	listed, err := a.from(ctx, 1)
@@ -197,8 +196,7 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 	}
 	for i, m := range a.Segments {
 		// The manifest of one that this request has written anew says nothing of its document any more.
-		if len(a.docs) > 0 && len(m.Docs) == 0 && m.DocsSum != nil &&
-			!slices.Contains(m.Erasure, e.Request) {
+		if a.Lacks(m) && !slices.Contains(m.Erasure, e.Request) {
 			done.Passed++
 		} else {
 			names := of(listed, m.First)
@@ -217,6 +215,12 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 		}
 	}
 	return done, a.replaceOld(ctx, &done)
+}
+
+// Lacks reports whether Load was given documents, and a segment has no message of them: by its manifest, if
+// that says whether it is right.
+func (a *Archive) Lacks(m *Manifest) bool {
+	return len(a.docs) > 0 && len(m.Docs) == 0 && m.DocsSum != nil
 }
 
 // Tidy removes what killed processes have left of objects that they were making, which may have messages that

@@ -142,6 +142,11 @@ func TestWhatIsErasedIsInNoFileAndTheChainHolds(t *testing.T) {
 	must.Succeed(t, add(t, before, 23)) // without doc3
 	must.Succeed(t, add(t, before, 50))
 	a := load(t, store, nil, "doc3")
+	for i, m := range a.Segments {
+		if lacks := a.Lacks(m); lacks != (i == 1) {
+			t.Errorf("segment %d lacks the document: %v", i, lacks)
+		}
+	}
 	done, err := a.Erase(t.Context(), docOf("doc3"))
 	must.Succeed(t, err)
 	if done.Messages != 7 || done.Segments != 2 || done.Replaced != 4 || done.Passed != 1 {

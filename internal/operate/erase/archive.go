@@ -156,7 +156,7 @@ func (c *command) eachFolder(ctx context.Context,
 	if err != nil {
 		return err
 	}
-	c.leftovers, c.nowhere = nil, nil
+	c.leftovers, c.nowhere, c.passed = nil, nil, 0
 	st := c.rd.Stream
 	current, last, has := archive.FolderOf(c.cfg.Stream, st.Created), uint64(0), st.Erased
 	for _, name := range folders {
