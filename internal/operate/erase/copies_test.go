@@ -136,6 +136,8 @@ func TestACopyIsErasedUpToTheCut(t *testing.T) {
 
 	c.add(jetstream.StreamConfig{Name: "M_MIRROR", Mirror: sourced("OUTBOX")[0]})
 	c.has("M_MIRROR", 4)
+	c.add(jetstream.StreamConfig{Name: "KV_MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("KV_MIRROR", 4)
 	c.add(jetstream.StreamConfig{Name: "L_AGGREGATE", Sources: sourced("M_MIRROR")})
 	c.has("L_AGGREGATE", 4)
 	c.add(jetstream.StreamConfig{Name: "K_FURTHER", Sources: sourced("L_AGGREGATE")})
@@ -175,11 +177,12 @@ func TestACopyIsErasedUpToTheCut(t *testing.T) {
 	for _, k := range c.rep.Copies {
 		names = append(names, k.Stream)
 	}
-	if got := strings.Join(names, " "); got != "A_RESTORED B_MIXED C_RENAMED M_MIRROR L_AGGREGATE K_FURTHER" {
+	if got := strings.Join(names, " "); got != "A_RESTORED B_MIXED C_RENAMED KV_MIRROR M_MIRROR "+
+		"L_AGGREGATE K_FURTHER" {
 		t.Errorf("copies in this order: %s", got)
 	}
 	for name, want := range map[string][]uint64{"A_RESTORED": {1, 3}, "M_MIRROR": {1, 3}, "B_MIXED": {2, 4},
-		"C_RENAMED":   {1, 3},
+		"C_RENAMED": {1, 3}, "KV_MIRROR": {1, 3},
 		"L_AGGREGATE": {1, 3}, "K_FURTHER": {3}} {
 		if got := c.messagesThatGo(name); !slices.Equal(got, want) {
 			t.Errorf("from %s go %v, want %v", name, got, want)

@@ -74,8 +74,9 @@ func (c *command) info(name string) *streamInfo {
 // listTries is how often the list of the account's streams is begun anew because some were deleted meanwhile.
 const listTries = 20
 
-// listStreams reads the account's streams, but for buckets. In a cluster the list names those whose leader
-// does not answer, and says nothing else of them: each of them may have copies.
+// listStreams reads the account's streams, but for buckets that copy nothing: any stream may be named like
+// one. In a cluster the list names those whose leader does not answer, and says nothing else of them: each of
+// them may have copies.
 func (c *command) listStreams(ctx context.Context) error {
 	defer progress.Wait(ctx, "waiting for NATS: the account's streams")()
 	api := c.l.NATS.API()
@@ -127,10 +128,6 @@ func (c *command) listStreams(ctx context.Context) error {
 			if i == 0 && last != "" {
 				continue
 			}
-			if strings.HasPrefix(k.Name, "KV_") || strings.HasPrefix(k.Name, "OBJ_") {
-				buckets[k.Name] = true
-				continue
-			}
 			info := streamInfo{name: k.Name, created: s.Created, replicas: k.Replicas,
 				denied:    k.DeleteDenied(),
 				restored:  k.Metadata[stream.MetadataRestored],
@@ -144,6 +141,12 @@ func (c *command) listStreams(ctx context.Context) error {
 			for _, o := range k.Sources {
 				if o.External == nil {
 					info.origins = append(info.origins, o)
+				}
+			}
+			if strings.HasPrefix(k.Name, "KV_") || strings.HasPrefix(k.Name, "OBJ_") {
+				buckets[k.Name] = true
+				if len(info.origins) == 0 && info.restored == "" && info.restoring == "" {
+					continue
 				}
 			}
 			info.live = len(k.Subjects) == 1 && strings.HasPrefix(k.Subjects[0], "_outflow.")
