@@ -2,6 +2,7 @@ package archive
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -209,12 +210,19 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 					return done, err
 				}
 			}
+			// at once: where space is short, there may not be enough for all of them twice
+			if err := a.replaceOld(ctx, of(names, m.First), &done); err != nil {
+				return done, err
+			}
 		}
 		if e.Done != nil {
 			e.Done()
 		}
 	}
-	return done, a.replaceOld(ctx, &done)
+	if listed, err = a.store.List(ctx, a.folder, ""); err != nil {
+		return done, err
+	}
+	return done, a.replaceOld(ctx, listed, &done)
 }
 
 // Lacks reports whether Load was given documents, and a segment has no message of them: by its manifest, if
@@ -382,17 +390,18 @@ func (a *Archive) claim(ctx context.Context, first uint64, gen int) (bool, error
 	return bytes.Equal(text, replacedManifest), err
 }
 
-// replaceOld overwrites what no manifest names any more: what was before an erasure, what a run left that was
-// killed, and the segments of archivers that were overtaken. Behind the end of the chain it leaves all as it
-// is.
-func (a *Archive) replaceOld(ctx context.Context, done *Erased) error {
-	names, err := a.store.List(ctx, a.folder, "")
-	if err != nil {
-		return err
-	}
-	counts := map[uint64]*Manifest{}
-	for _, m := range a.Segments {
-		counts[m.First] = m
+// replaceOld overwrites those of the names that no manifest has any more: what was before an erasure, what a
+// run left that was killed, and the segments of archivers that were overtaken. Behind the end of the chain it
+// leaves all as it is.
+func (a *Archive) replaceOld(ctx context.Context, names []string, done *Erased) error {
+	counts := func(first uint64) *Manifest {
+		i, found := slices.BinarySearchFunc(a.Segments, first, func(m *Manifest, first uint64) int {
+			return cmp.Compare(m.First, first)
+		})
+		if !found {
+			return nil
+		}
+		return a.Segments[i]
 	}
 	overwrite := func(name string, with []byte) error {
 		there, err := a.store.Read(ctx, a.folder+name, maxObject)
@@ -408,7 +417,7 @@ func (a *Archive) replaceOld(ctx context.Context, done *Erased) error {
 	}
 	for _, name := range names {
 		first, gen, ok := parseName(name)
-		if m := counts[first]; ok && m != nil && gen < m.named {
+		if m := counts(first); ok && m != nil && gen < m.named {
 			if err := overwrite(name, replacedManifest); err != nil {
 				return err
 			}
@@ -419,7 +428,7 @@ func (a *Archive) replaceOld(ctx context.Context, done *Erased) error {
 		if !ok || o.first >= a.Next() {
 			continue
 		}
-		if m := counts[o.first]; m != nil && m.Last == o.last {
+		if m := counts(o.first); m != nil && m.Last == o.last {
 			if o.generation == m.Generation {
 				continue
 			}

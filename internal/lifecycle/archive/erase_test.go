@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -562,4 +563,49 @@ func TestTheNamesOfASegmentAreFound(t *testing.T) {
 			t.Errorf("from %d on there are %v", none, n)
 		}
 	}
+}
+
+// tight is a store in which there is only so much room.
+type tight struct {
+	Store
+	dir  string
+	room int
+}
+
+func (s tight) Create(ctx context.Context, name string, data []byte) error {
+	used := 0
+	if err := filepath.WalkDir(s.dir, func(_ string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		used += int(info.Size())
+		return err
+	}); err != nil {
+		return err
+	}
+	if used+len(data) > s.room {
+		return syscall.ENOSPC
+	}
+	return s.Store.Create(ctx, name, data)
+}
+
+// TestAnErasureNeedsNoRoomForAllSegmentsTwice: what was before goes as soon as its segment was written anew.
+// On a volume that is nearly full no erasure of a document of many segments would ever end.
+func TestAnErasureNeedsNoRoomForAllSegmentsTwice(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	a := load(t, store, nil)
+	for to := uint64(1); to <= 20; to++ {
+		must.Succeed(t, add(t, a, 20*to))
+	}
+	room := 0
+	for _, m := range a.Segments {
+		text, err := m.text()
+		must.Succeed(t, err)
+		room += 3 * (int(m.Bytes) + len(text)) / 2
+	}
+	_, err := load(t, tight{store, dir, room}, nil).Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	mustBeErased(t, store, dir, 400, "doc3")
 }
