@@ -113,6 +113,8 @@ func (c *command) limits() {
 			"and dead rows until vacuum",
 		"what consumers have made of the events, and what they have parked in other databases than those " +
 			"that --database names",
+		"what was removed from a stream before, by its limits, a purge or `outflow stream apply`: a NATS " +
+			"server's file has it until the messages beside it are gone as well",
 		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
 		"streams of other accounts and domains that mirror this one or source from it",
 	}
