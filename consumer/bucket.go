@@ -135,6 +135,7 @@ type document struct {
 	Offsets    map[string]offsets   `json:"marks"`           // by source and partition
 	Owner      string               `json:"owner,omitempty"` // empty: nobody has the lease
 	Lease      time.Duration        `json:"lease,omitempty"` // of the owner
+	Anew       bool                 `json:"anew,omitempty"`  // nobody has had the lease since the consumer began
 }
 
 // documentStore keeps a consumer's offsets in one document, which the session has in memory and writes
@@ -196,7 +197,7 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 			return nil, &heldError{why: fmt.Sprintf("instance %s is active", d.Owner)}
 		}
 	}
-	all, writes := &state{Offsets: d.Offsets}, d.Owner == s.me
+	all, writes, anew := &state{Offsets: d.Offsets}, d.Owner == s.me, d.Anew || d.Owner == s.me
 	if d.Wanted != nil {
 		if at := newest(d.Offsets[live].list()); at.Seq > d.Barrier {
 			d.Barrier = at.Seq
@@ -209,7 +210,7 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 	}
 	works := d.Layout.Partitions == 0 || s.cfg.worksWith(d.Layout.Keying)
 	if works {
-		d.Owner, d.Lease, writes = s.me, s.cfg.Lease, true
+		d.Owner, d.Lease, d.Anew, writes = s.me, s.cfg.Lease, false, true
 	} else if writes { // the lease is for those that can work with it
 		d.Owner, d.Lease = "", 0
 	}
@@ -219,7 +220,7 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 			return nil, err
 		}
 	}
-	st := &state{Filters: d.Filters, Layout: d.Layout, Wanted: d.Wanted, Barrier: d.Barrier,
+	st := &state{Filters: d.Filters, Layout: d.Layout, Anew: anew, Wanted: d.Wanted, Barrier: d.Barrier,
 		ReplayedTo: d.ReplayedTo, Created: map[string]time.Time{}, Offsets: map[string]offsets{}}
 	maps.Copy(st.Created, d.Created)
 	if !works {
@@ -268,7 +269,7 @@ func (s *documentStore) change(ctx context.Context, change func(d *document)) er
 func (s *documentStore) begin(ctx context.Context, l layout, filters []string, at offset,
 	created time.Time) error {
 	return s.change(ctx, func(d *document) {
-		d.Layout, d.Filters, d.Created = l, filters, map[string]time.Time{live: created}
+		d.Layout, d.Filters, d.Created, d.Anew = l, filters, map[string]time.Time{live: created}, true
 		d.Offsets = map[string]offsets{live: offsetsAt(at, l.Partitions)}
 	})
 }

@@ -90,6 +90,7 @@ func (c *Consumer) Run(ctx context.Context, h Handler) (err error) {
 		defer end()
 	}
 	r := &runner{Consumer: c, calls: newCalls(h, c, ctx.Done()),
-		limit: &parkLimit{most: c.cfg.ParkLimit}}
+		limit: &parkLimit{most: c.cfg.ParkLimit},
+		begun: c.cfg.Start == FromFirst && c.cfg.Archive == nil}
 	return r.loop(ctx)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -589,4 +590,137 @@ func TestAnInstanceThatStoodByBeginsNothing(t *testing.T) {
 	if err := instances[waits].err; !errors.Is(err, ErrGap) {
 		t.Errorf("Run: %v", err)
 	}
+}
+
+// standing are offsets of an instance that does something between making those of a new consumer and its
+// first claim.
+type standing struct {
+	Offsets
+	then func() error
+}
+
+type standingStore struct {
+	store
+	then func() error
+}
+
+func (s standing) open(ctx context.Context, js jetstream.JetStream, cfg *Config) (store, error) {
+	opened, err := s.Offsets.open(ctx, js, cfg)
+	return standingStore{opened, s.then}, err
+}
+
+func (s standingStore) begin(ctx context.Context, l layout, filters []string, at offset,
+	created time.Time) error {
+	if err := s.store.begin(ctx, l, filters, at, created); err != nil {
+		return err
+	}
+	return s.then()
+}
+
+// TestAnInstanceThatStoodStillBeginsNothing: it has made the offsets, and until its first claim another one
+// has tried the first event.
+func TestAnInstanceThatStoodStillBeginsNothing(t *testing.T) {
+	t.Parallel()
+	for name, offsets := range bothOffsets(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, src, w := &publisher{}, newMemoryStream(), &harness{t: t, log: logOf(t)}
+			src.publish(s.events(9, 1)...)
+			cfg := w.config(src)
+			cfg.Partitions = 1
+			var passed atomic.Bool
+			begin := func(o Offsets) (*Consumer, *running) {
+				c, err := New(nil, o, cfg)
+				must.Succeed(t, err)
+				c.cfg.confirm = time.Millisecond
+				return c, w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+					passed.CompareAndSwap(false, e.seq > 5)
+					return Halt(errors.New("not yet"))
+				})
+			}
+			begun, goOn := make(chan struct{}), make(chan struct{})
+			_, stands := begin(standing{offsets, func() error {
+				close(begun)
+				<-goOn
+				return nil
+			}})
+			<-begun
+			c, other := begin(offsets)
+			await.Until(t, "the other one to try", func() error {
+				if st := c.State(); len(st.Failing) != 1 {
+					return errors.New(string(st.Status))
+				}
+				return nil
+			})
+			src.removeTo(5)
+			other.stopped()
+			close(goOn)
+			await.Until(t, "the gap", func() error {
+				select {
+				case <-stands.ended:
+					return nil
+				default:
+				}
+				if passed.Load() {
+					stands.stop()
+				}
+				return errors.New("Run goes on")
+			})
+			if !errors.Is(stands.err, ErrGap) {
+				t.Errorf("Run: %v", stands.err)
+			}
+		})
+	}
+}
+
+// TestAConsumerWhoseFirstInstanceDiedBegins: before its first claim, and the stream is full.
+func TestAConsumerWhoseFirstInstanceDiedBegins(t *testing.T) {
+	t.Parallel()
+	for name, offsets := range bothOffsets(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, src, w := &publisher{}, newMemoryStream(), &harness{t: t, log: logOf(t)}
+			src.publish(s.events(9, 1)...)
+			var got atomic.Uint64
+			begin := func(o Offsets) *running {
+				c, err := New(nil, o, w.config(src))
+				must.Succeed(t, err)
+				c.cfg.confirm = time.Millisecond
+				return w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+					got.CompareAndSwap(0, e.seq)
+					return nil
+				})
+			}
+			died := begin(standing{offsets, func() error { return crashError{errors.New("died")} }})
+			if err := died.ends(); !isCrash(err) {
+				t.Fatalf("Run: %v", err)
+			}
+			src.removeTo(5)
+			r := begin(offsets)
+			await.Until(t, "the first event", func() error {
+				if n := got.Load(); n != 6 {
+					return fmt.Errorf("sequence %d", n)
+				}
+				return nil
+			}, func() error {
+				select {
+				case <-r.ended:
+					return fmt.Errorf("Run ended: %v", r.err)
+				default:
+					return nil
+				}
+			})
+		})
+	}
+}
+
+// bothOffsets are offsets of each kind.
+func bothOffsets(t *testing.T) map[string]Offsets {
+	t.Helper()
+	return map[string]Offsets{"document": Memory(), "database": Postgres(newHarness(t).pool)}
+}
+
+func logOf(t *testing.T) *slog.Logger {
+	t.Helper()
+	return slog.New(slog.NewTextHandler(t.Output(), nil))
 }

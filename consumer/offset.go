@@ -74,6 +74,8 @@ func (o offsets) partitions() []int { return slices.Sorted(maps.Keys(o)) }
 type state struct {
 	Filters []string // sorted
 	Layout  layout
+	// Anew: nobody has claimed its partitions since the consumer began, or since this instance has had them.
+	Anew bool
 	// Wanted is the layout that is to follow; nil: none. Nothing is done beyond Barrier, a sequence of the
 	// live stream, until all offsets stand there.
 	Wanted     *layout

@@ -30,7 +30,11 @@ type group struct {
 	members []string       // this one and those that have not expired, as they joined
 	owners  map[int]string // by partition; "" if nobody has it, or its owner is no member
 	givenUp map[int]bool   // of those that nobody has, the ones that are marked as given up
+	anew    map[int]bool   // those that no other instance has claimed since the consumer began
 }
+
+// firstEpoch is that of the offsets of a consumer that begins: each claim has a later one.
+const firstEpoch = 1
 
 // givenUpBy begins the owner of a partition that an instance, whose name follows, must not claim because a
 // call of its handler hangs there. Nobody has it. An instance that may claim it takes it also if its share is
@@ -106,7 +110,7 @@ func (g *group) share(me string, avoid map[int]bool, take []int) (wanted, surplu
 }
 
 func (s *postgres) readGroup(ctx context.Context, db DB) (*group, error) {
-	g := &group{owners: map[int]string{}, givenUp: map[int]bool{}}
+	g := &group{owners: map[int]string{}, givenUp: map[int]bool{}, anew: map[int]bool{}}
 	var keying *string
 	var partitions *int
 	var barrier *int64
@@ -127,15 +131,17 @@ func (s *postgres) readGroup(ctx context.Context, db DB) (*group, error) {
 	if g.members, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, err
 	}
-	rows, err = db.Query(ctx, `SELECT partition, coalesce(owner, '') FROM `+s.table("outflow_mark")+
+	rows, err = db.Query(ctx, `SELECT partition, coalesce(owner, ''), epoch FROM `+s.table("outflow_mark")+
 		` WHERE name = $1 AND source = 'live'`, s.cfg.Name)
 	if err != nil {
 		return nil, err
 	}
 	var partition int
 	var owner string
-	_, err = pgx.ForEachRow(rows, []any{&partition, &owner}, func() error {
+	var epoch int64
+	_, err = pgx.ForEachRow(rows, []any{&partition, &owner, &epoch}, func() error {
 		g.set(partition, owner)
+		g.anew[partition] = epoch == firstEpoch || owner == s.me
 		return nil
 	})
 	return g, err
@@ -275,6 +281,7 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids a
 		return nil, err
 	}
 	s.share.claimed = claimed
+	st.Anew = !slices.ContainsFunc(claimed, func(p int) bool { return !g.anew[p] })
 	switch {
 	case len(claimed) > 0:
 	case len(wanted) > 0:

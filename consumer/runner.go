@@ -35,7 +35,7 @@ type runner struct {
 	lossSince time.Time // when a session had seen that
 	waits     string    // why this instance stands by
 	asked     bool      // it has asked for the layout of its configuration
-	begun     bool      // it has made the offsets, from the first message on, and nobody has read from there
+	begun     bool      // nobody has read from where the consumer was to begin, if that is the first message
 	fits      bool      // a session had the keying of its configuration
 	owned     []int     // partitions of the newest session
 

@@ -32,7 +32,6 @@ func (r *runner) session(ctx context.Context) (err error) {
 	}
 	st, err := r.store.acquire(ctx, r.calls.avoids)
 	if err != nil {
-		r.begun = false // from now on others may have read what this instance gets
 		return err
 	}
 	defer func() {
@@ -58,6 +57,7 @@ func (r *runner) session(ctx context.Context) (err error) {
 	if st.Layout.Partitions == 0 {
 		return r.begin(ctx)
 	}
+	r.begun = r.begun && st.Anew
 	if err := r.checkLayout(ctx, st); err != nil {
 		return err
 	}
@@ -180,9 +180,7 @@ func (r *runner) begin(ctx context.Context) error {
 			at.Seq = next - 1
 		}
 	}
-	err = r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
-	r.begun = err == nil && r.cfg.Start == FromFirst && r.cfg.Archive == nil
-	return err
+	return r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
 }
 
 // checkLayout compares the layout with the configuration's. Another number of partitions is asked for once,
