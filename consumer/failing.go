@@ -276,7 +276,7 @@ func (w *worker) release(d *parkedDocument) error {
 	if again && w.stop.Err() == nil {
 		w.push(item{release: d})
 	} else {
-		w.releasing.Delete(d.document)
+		w.released(d.document)
 	}
 	return nil
 }

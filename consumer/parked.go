@@ -28,7 +28,8 @@ const (
 // is looked up in the table.
 const maxCached = 1 << 18
 
-// maxReleases is how many documents to release are read from the table at a time.
+// maxReleases is how many documents to release are read from the table at a time, at least, if a partition is
+// not busy with as many.
 const maxReleases = 256
 
 // parking holds back documents that have an event which failed for good: that event and all later ones of
@@ -180,12 +181,12 @@ func (k *parking) park(ctx context.Context, tx pgx.Tx, e *Event, cause error) er
 	return err
 }
 
-// toRelease returns documents of some of so many partitions that are to be released, at most maxReleases. It
-// is called every few seconds, and says in the metrics how long something has been parked by now.
-func (k *parking) toRelease(ctx context.Context, tx pgx.Tx, partitions int, own []int64) ([]parkedDocument,
+// toRelease returns documents of some of so many partitions that are to be released, at most n. It is called
+// every few seconds, and says in the metrics how long something has been parked by now.
+func (k *parking) toRelease(ctx context.Context, tx pgx.Tx, n, partitions int, own []int64) ([]parkedDocument,
 	error) {
 	k.report()
-	return k.table.toRelease(ctx, tx, maxReleases, partitions, own)
+	return k.table.toRelease(ctx, tx, n, partitions, own)
 }
 
 // release takes one step in the release of a document, on the goroutine of its worker: it handles the first

@@ -253,3 +253,24 @@ func TestAReplayedEventIsParkedBeforeWhatIsToBeReleased(t *testing.T) {
 		})
 	}
 }
+
+// TestDocumentsThatAreNotToBeReleasedYetAreNotInTheWay: a word behind a row that has none, as of a replay, is
+// no request. As many documents as are read at a time have one.
+func TestDocumentsThatAreNotToBeReleasedYetAreNotInTheWay(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	for i := range maxReleases {
+		w.fail(fmt.Sprintf("d%d", i))
+		w.come(fmt.Sprintf("d%d", i))
+	}
+	_, err := w.pool.Exec(t.Context(), "UPDATE outflow_parked SET release = 'retry' WHERE cause = 'behind'")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.fail("z")
+	w.word("z", releaseRetry)
+	w.out()
+	if got := strings.Join(w.effects, " "); got != fmt.Sprint("z", w.next-1) {
+		t.Errorf("effects %q", got)
+	}
+}

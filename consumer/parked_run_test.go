@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -174,4 +176,44 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 		return skipped[string(m.Data)]
 	}))
 	t.Logf("%d events, up to %d documents parked, %d events skipped", len(all), parked, len(skipped))
+}
+
+// TestAPartitionThatWaitsHoldsUpNoReleasesOfOthers: more of its documents are to be released than are read at
+// a time, and the first one has to wait.
+func TestAPartitionThatWaitsHoldsUpNoReleasesOfOthers(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	cfg := w.config(src)
+	cfg.Partitions = 2
+	const n = 3 * maxReleases
+	src.publish(s.events(n, n)...)
+	var goes atomic.Int64 // the other partition
+	goes.Store(-1)
+	c := w.consumer(cfg)
+	c.cfg.poll = 20 * time.Millisecond
+	w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+		switch p := goes.Load(); {
+		case p < 0:
+			return Poison(errors.New("not now"))
+		case int64(partitionOf(e.hash, 2)) != p:
+			return Halt(errors.New("not yet"))
+		}
+		return nil
+	})
+	w.awaitOffsets(n)
+	var ord, p int64
+	must.Succeed(t, w.mine.QueryRow(t.Context(), `SELECT ord, hash % 2 FROM outflow_parked
+		ORDER BY ord DESC LIMIT 1`).Scan(&ord, &p))
+	goes.Store(p)
+	w.exec(fmt.Sprintf("UPDATE outflow_parked SET release = 'retry' WHERE hash %% 2 <> %d OR ord = %d", p,
+		ord))
+	await.Until(t, "the release", func() error {
+		var is bool
+		err := w.mine.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM outflow_parked WHERE ord = $1)", ord).
+			Scan(&is)
+		if err == nil && is {
+			err = errors.New("it is parked")
+		}
+		return err
+	})
 }

@@ -151,7 +151,7 @@ func TestBytesThatPostgreSQLCannotHoldAreParkedUnchanged(t *testing.T) {
 	w.refuse = func(e *Event) error { events = append(events, e); return nil }
 	var wanted []parkedDocument
 	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) {
-		wanted, err = w.toRelease(ctx, tx, 1, []int64{0})
+		wanted, err = w.toRelease(ctx, tx, maxReleases, 1, []int64{0})
 		return err
 	})
 	for i, d := range wanted {

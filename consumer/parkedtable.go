@@ -302,11 +302,13 @@ func scanDocument(row pgx.CollectableRow) (d parkedDocument, err error) {
 }
 
 // toRelease returns documents of some of so many partitions that are to be released, at most n, in the order
-// in which they were parked.
+// in which they were parked. A word at another row than a document's first one does not count yet.
 func (p parkedTable) toRelease(ctx context.Context, db DB, n, partitions int, own []int64) ([]parkedDocument,
 	error) {
 	rows, err := db.Query(ctx, `SELECT document, hash, parked_at FROM `+p.table+
-		` WHERE name = $1 AND release <> '' AND hash % $3::bigint = ANY ($4::bigint[]) ORDER BY ord LIMIT $2`,
+		` t WHERE name = $1 AND release <> '' AND hash % $3::bigint = ANY ($4::bigint[]) AND ord = (
+			SELECT ord FROM `+p.table+` WHERE name = $1 AND document = t.document ORDER BY `+parkedOrder+` LIMIT 1)
+		ORDER BY ord LIMIT $2`,
 		p.name, n, partitions, own)
 	if err != nil {
 		return nil, fmt.Errorf("read which documents are to be released: %w", err)

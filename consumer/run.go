@@ -39,10 +39,9 @@ type run struct {
 	work   context.Context // ends when everything must be abandoned; its cause says why
 	wait   context.Context // ends with either
 
-	reached   bool // the sequence to stop at
-	flow      *flow
-	workers   map[int]*worker // by partition
-	releasing sync.Map        // documents whose release a worker has been given
+	reached bool // the sequence to stop at
+	flow    *flow
+	workers map[int]*worker // by partition
 }
 
 // pollParked is how often the session looks for parked documents to release.
@@ -158,17 +157,18 @@ func (r *run) queueReleases(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	var own []int64
-	for p := range r.workers {
-		own = append(own, int64(p))
+	most := maxReleases
+	for p, w := range r.workers {
+		if n := w.releases(); n < maxReleases { // those that it has are found again
+			own, most = append(own, int64(p)), most+n
+		}
 	}
-	documents, err := r.parking.toRelease(ctx, tx, r.layout.Partitions, own)
+	documents, err := r.parking.toRelease(ctx, tx, most, r.layout.Partitions, own)
 	if err != nil {
 		return err
 	}
 	for _, d := range documents {
-		if _, loaded := r.releasing.LoadOrStore(d.document, true); !loaded {
-			r.workers[partitionOf(d.hash, r.layout.Partitions)].push(item{release: &d})
-		}
+		r.workers[partitionOf(d.hash, r.layout.Partitions)].pushRelease(&d)
 	}
 	return nil
 }

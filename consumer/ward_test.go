@@ -173,7 +173,7 @@ func (w *ward) out() {
 	w.t.Helper()
 	var wanted []parkedDocument
 	w.tx(func(ctx context.Context, tx pgx.Tx) (err error) {
-		wanted, err = w.toRelease(ctx, tx, 1, []int64{0})
+		wanted, err = w.toRelease(ctx, tx, maxReleases, 1, []int64{0})
 		return err
 	})
 	for _, d := range wanted {

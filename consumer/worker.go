@@ -32,15 +32,17 @@ type worker struct {
 	batch     batchSize
 	used      time.Time // when the open transaction was last used for certain
 
-	mu     sync.Mutex
-	queue  []item
-	closed bool
-	wake   chan struct{}
+	mu        sync.Mutex
+	queue     []item
+	releasing map[string]bool // documents whose release it has been given
+	closed    bool
+	wake      chan struct{}
 }
 
 func newWorker(r *run, partition int, at offset) *worker {
 	return &worker{run: r, partition: partition, offset: at, wake: make(chan struct{}, 1),
-		batch: batchSize{now: r.cfg.Batch, most: r.cfg.Batch, calm: calmFirst}}
+		releasing: map[string]bool{},
+		batch:     batchSize{now: r.cfg.Batch, most: r.cfg.Batch, calm: calmFirst}}
 }
 
 func (w *worker) push(it item) {
@@ -48,6 +50,31 @@ func (w *worker) push(it item) {
 	w.queue = append(w.queue, it)
 	w.mu.Unlock()
 	w.signal()
+}
+
+// pushRelease pushes the release of a document, unless that is being done.
+func (w *worker) pushRelease(d *parkedDocument) {
+	w.mu.Lock()
+	is := w.releasing[d.document]
+	w.releasing[d.document] = true
+	w.mu.Unlock()
+	if !is {
+		w.push(item{release: d})
+	}
+}
+
+// released: the release of a document is over, for now.
+func (w *worker) released(document string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.releasing, document)
+}
+
+// releases returns how many documents are being released.
+func (w *worker) releases() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.releasing)
 }
 
 // close is called after the last push.
