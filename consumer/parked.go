@@ -200,6 +200,9 @@ func (k *parking) release(ctx, stop context.Context, document string,
 	handle func(ctx context.Context, tx pgx.Tx, e *Event) error,
 ) (left, again bool, err error) {
 	for n, tries := releaseEvents, 1; ; {
+		if stop.Err() != nil {
+			return true, false, nil // the next session finds it again
+		}
 		s := releaseStep{parking: k, document: document, tries: tries, handle: handle}
 		err := within(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.run(ctx, tx, n) })
 		cause := s.cause(err)
@@ -248,9 +251,7 @@ func (k *parking) release(ctx, stop context.Context, document string,
 			k.cfg.Log.Warn("a parked event that is released has to wait", "document", document, "seq",
 				row.message.Sequence, "after", pause, "err", cause)
 		}
-		if pauseFor(stop, pause) != nil {
-			return true, false, nil // the next session finds it again
-		}
+		_ = sleep(stop, pause)
 		if n = 1; counts {
 			tries++
 		}

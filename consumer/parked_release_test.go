@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 func TestParkedDocumentIsReleasedInOrder(t *testing.T) {
@@ -189,6 +191,30 @@ func TestAReleaseThatIsCutOffChangesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	w.want("", "a1 poison 3 skip, a2 behind 0")
+}
+
+// TestAStopEndsAReleaseThatIsMadeSmaller: each attempt may take as long as a transaction may.
+func TestAStopEndsAReleaseThatIsMadeSmaller(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.come("a", "a", "a")
+	w.word("a", "retry")
+	stop, cancel := context.WithCancel(t.Context())
+	ends := func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if e.seq == 4 {
+			cancel()
+			must.Succeed(t, tx.Conn().Close(ctx))
+		}
+		return w.handle(ctx, tx, e)
+	}
+	left, again, err := w.release(t.Context(), stop, "a", w.within, ends)
+	if !left || again || err != nil {
+		t.Error(left, again, err)
+	}
+	if got := len(w.tried); got != 4 {
+		t.Errorf("%d calls", got)
+	}
 }
 
 // What one transaction releases is bounded in bytes too; an event that is larger than that goes alone.
