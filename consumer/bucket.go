@@ -274,7 +274,7 @@ func (s *documentStore) begin(ctx context.Context, l layout, filters []string, a
 	})
 }
 
-func (s *documentStore) beginReplay(ctx context.Context, created time.Time) error {
+func (s *documentStore) beginReplay(ctx context.Context, created, _ time.Time) error {
 	return s.change(ctx, func(d *document) {
 		d.Created[replay], d.Offsets[replay] = created, offsetsAt(offset{}, d.Layout.Partitions)
 	})

@@ -188,11 +188,11 @@ func (s *postgres) begin(ctx context.Context, l layout, filters []string, at off
 	})
 }
 
-func (s *postgres) beginReplay(ctx context.Context, created time.Time) error {
+func (s *postgres) beginReplay(ctx context.Context, created, was time.Time) error {
 	marks := s.table("outflow_mark")
 	return s.locked(ctx, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET replay_created = $2 WHERE name = $1
-			AND replay_created IS DISTINCT FROM $2`, s.cfg.Name, created)
+			AND replay_created IS DISTINCT FROM $2 AND coalesce(replay_created, $3) = $3`, s.cfg.Name, created, was)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}

@@ -397,7 +397,7 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 			return err
 		}
 		if st.Offsets[replay] == nil || !st.Created[replay].Equal(created) {
-			if err := r.store.beginReplay(ctx, created); err != nil {
+			if err := r.store.beginReplay(ctx, created, st.Created[replay]); err != nil {
 				return err
 			}
 			return errAnew

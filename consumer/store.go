@@ -25,8 +25,9 @@ type store interface {
 	acquire(ctx context.Context, avoid avoids) (*state, error)
 	// begin makes the offsets of a new consumer, if nobody has made them meanwhile.
 	begin(ctx context.Context, l layout, filters []string, at offset, created time.Time) error
-	// beginReplay makes the offsets of all partitions in a replay's stream that was made at that time.
-	beginReplay(ctx context.Context, created time.Time) error
+	// beginReplay makes the offsets of all partitions in a replay's stream that was made at that time, if
+	// there are none, or those in the stream that acquire has named: was is when that was made.
+	beginReplay(ctx context.Context, created, was time.Time) error
 	// endReplay removes the offsets of a replay of which the stream has nothing any more.
 	endReplay(ctx context.Context) error
 	// want asks for another layout, once all offsets are at a barrier, or moves that barrier.

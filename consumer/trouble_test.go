@@ -24,7 +24,7 @@ func TestAnOpenTransactionOfAReplayHoldsItsPartitionOnly(t *testing.T) {
 	w := newHarness(t)
 	c := w.claimer(3)
 	c.look(t)
-	must.Succeed(t, c.beginReplay(t.Context(), time.Now()))
+	must.Succeed(t, c.beginReplay(t.Context(), time.Now(), time.Time{}))
 	open, err := w.mine.Begin(t.Context())
 	must.Succeed(t, err)
 	_, err = open.Exec(t.Context(),
@@ -54,15 +54,24 @@ func TestAReplayThatBeginsAnewIsOfNoEarlierClaim(t *testing.T) {
 		c.abandon()
 		c.look(t)
 	}
+	begin := func(created, was time.Time) { must.Succeed(t, c.beginReplay(t.Context(), created, was)) }
 	move := func() error { return c.move(t.Context(), replay, 0, offset{}, offset{Seq: 7}, nothing) }
-	must.Succeed(t, c.beginReplay(t.Context(), time.Now()))
+	first, second := time.Now().Truncate(time.Microsecond), time.Now().Add(time.Hour)
+	begin(first, time.Time{})
 	claim()
-	must.Succeed(t, c.beginReplay(t.Context(), time.Now().Add(time.Hour)))
+	begin(second, first)
 	if err := move(); !errors.Is(err, errMoved) {
 		t.Errorf("an event of the earlier replay moved the offset of the new one: %v", err)
 	}
 	claim()
 	must.Succeed(t, move())
+	begin(time.Now(), first) // of an instance that had looked before
+	var seq uint64
+	must.Succeed(t, w.mine.QueryRow(t.Context(), "SELECT seq FROM outflow_mark WHERE source = 'replay'").
+		Scan(&seq))
+	if seq != 7 {
+		t.Errorf("an instance that stood still has set the replay back to %d", seq)
+	}
 }
 
 // asked is a stream that says when it is asked for a message.
