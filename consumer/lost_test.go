@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -528,6 +529,53 @@ func TestWhatTheFilterOfANewConsumerLeavesOutIsNoGap(t *testing.T) {
 			return nil
 		}
 	})
+}
+
+// coming is a stream into which two messages come, each of another filter, while it is asked about the second
+// filter.
+type coming struct {
+	*pulling
+	come []*stream.Message
+}
+
+func (c *coming) Next(ctx context.Context, seq uint64) (uint64, error) {
+	if next, err := c.pulling.Next(ctx, seq); c.come == nil || next > 0 || err != nil {
+		return next, err
+	}
+	c.publish(c.come...)
+	c.come = nil
+	st, err := c.State(ctx)
+	return st.Last, err
+}
+
+// TestANewConsumerWithFiltersLeavesOutNothingThatComes: in a stream without messages of its filters.
+func TestANewConsumerWithFiltersLeavesOutNothingThatComes(t *testing.T) {
+	t.Parallel()
+	s, src := &publisher{}, &coming{pulling: &pulling{memoryStream: newMemoryStream()}}
+	src.publish(s.event("a"))
+	src.held[1].Subject = "third.a"
+	src.come = s.events(2, 1)
+	src.come[1].Subject = "other.a"
+	w := &harness{t: t, log: logOf(t)}
+	cfg := w.config(src)
+	cfg.Filters = []string{"outbox.>", "other.>"}
+	cfg.Document = func(subject string, _ nats.Header) string { return subject }
+	c, err := New(nil, Memory(), cfg)
+	must.Succeed(t, err)
+	var got atomic.Uint64
+	w.start(c, func(_ context.Context, _ pgx.Tx, e *Event) error {
+		got.CompareAndSwap(0, e.seq)
+		return nil
+	})
+	await.Until(t, "the first event", func() error {
+		if got.Load() == 0 {
+			return errors.New("none")
+		}
+		return nil
+	})
+	if seq := got.Load(); seq != 2 {
+		t.Errorf("the first event has sequence %d", seq)
+	}
 }
 
 // meeting is a stream that tells nobody its state before two have asked.

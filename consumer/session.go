@@ -176,8 +176,8 @@ func (r *runner) begin(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("stream %s: %w", r.cfg.Stream, err)
 		}
-		if at.Seq = now.Last; next > 0 {
-			at.Seq = next - 1
+		if at.Seq = now.Last; next > 0 { // what has come since may be of a filter that was asked about before
+			at.Seq = min(at.Seq, next-1)
 		}
 	}
 	return r.store.begin(ctx, r.cfg.layout(), r.cfg.Filters, at, now.Created)
