@@ -163,7 +163,7 @@ func TestATransactionOutlivesCallsThatDoNotUseIt(t *testing.T) {
 
 // TestATransactionThatTheServerEndsIsMadeSmaller: the database ends each one in the midst of its third call,
 // as with transaction_timeout. That is the last one before the commit, or another follows. One of the calls
-// takes a second: a shorter transaction is not looked after.
+// takes 200 ms: a transaction of less than 100 ms is not looked after.
 func TestATransactionThatTheServerEndsIsMadeSmaller(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ n, slow int }{{4, 3}, {9, 3}, {9, 1}} {
@@ -185,7 +185,7 @@ func TestATransactionThatTheServerEndsIsMadeSmaller(t *testing.T) {
 					newest, calls = now, 1
 				}
 				if calls == c.slow {
-					time.Sleep(time.Second)
+					time.Sleep(200 * time.Millisecond)
 				}
 				if calls != 3 {
 					return nil
@@ -250,7 +250,7 @@ func TestAReleasedEventWhoseTransactionTheServerEndsHasFailed(t *testing.T) {
 	src.publish(s.events(1, 1)...)
 	w.start(w.consumer(cfg), func(ctx context.Context, tx pgx.Tx, _ *Event) error {
 		_, err := w.mine.Exec(ctx, "SELECT pg_terminate_backend($1, 60000)", tx.Conn().PgConn().PID())
-		time.Sleep(time.Second)
+		time.Sleep(200 * time.Millisecond)
 		return err
 	})
 	w.awaitOffsets(1)

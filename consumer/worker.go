@@ -359,7 +359,7 @@ func (w *worker) attempt(items []item) (at int, cause, err error) {
 				}
 			}
 			handled = time.Now()
-			w.used = began // what took a second in all may have ended: from the commit on nobody could tell
+			w.used = began // what has taken long in all may have ended: from the commit on nobody could tell
 			ended = w.keepOpen(ctx, tx)
 			return ended
 		})
@@ -419,10 +419,14 @@ func (w *worker) parkBehind(ctx context.Context, tx pgx.Tx, items []item) (map[*
 // errShort: a transaction may have taken longer than the server allows.
 var errShort = errors.New("the transaction ended while it waited for the handler")
 
+// keepEvery is how long a transaction may go unused without a question to the server. It is to be shorter
+// than any limit that the server has for transactions.
+const keepEvery = 100 * time.Millisecond
+
 // keepOpen is called before each call of the handler, and before the commit. The server ends a transaction
 // that is idle for longer than one call may take, and none of many calls need use it.
 func (w *worker) keepOpen(ctx context.Context, tx pgx.Tx) error {
-	if tx == nil || time.Since(w.used) < time.Second {
+	if tx == nil || time.Since(w.used) < keepEvery {
 		return nil
 	}
 	w.used = time.Now()
