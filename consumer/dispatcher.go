@@ -543,7 +543,11 @@ func (d *dispatcher) explainOrder(before, here offset) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", d.cfg.Stream, err)
 	}
-	if m == nil && !st.Erased.Has(before.Seq) {
+	gone := m == nil && !st.Erased.Has(before.Seq)
+	if m != nil { // lost twice, it may have another one there
+		gone = checkSame(d.work, d.cfg, d.src, st, m, before) != nil
+	}
+	if gone {
 		return fmt.Errorf("stream %s: sequence %d is gone, and %d has what came before it: %w", d.cfg.Stream,
 			before.Seq, here.Seq, errLostEnd)
 	}
