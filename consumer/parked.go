@@ -207,9 +207,10 @@ func (k *parking) release(ctx, stop context.Context, document string,
 		err := within(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.run(ctx, tx, n) })
 		cause := s.cause(err)
 		switch {
-		case cause == nil && err != nil && !s.whole && len(s.rows) > 1 && ctx.Err() == nil &&
-			!errors.Is(err, errChanged): // the server may have ended a transaction that took too long
-			n = len(s.rows) / 2
+		case cause == nil && !s.whole && conflict(err) || // or the server has ended what took too long
+			cause == nil && err != nil && !s.whole && len(s.rows) > 1 && ctx.Err() == nil &&
+				!errors.Is(err, errChanged):
+			n = max(1, len(s.rows)/2)
 			continue
 		case cause == nil && err != nil:
 			return true, false, err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 )
@@ -191,6 +192,25 @@ func TestAReleaseThatIsCutOffChangesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	w.want("", "a1 poison 3 skip, a2 behind 0")
+}
+
+// TestAReleaseThatConflictsIsMadeAgain: not by its events, but by where it begins.
+func TestAReleaseThatConflictsIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.fail("a")
+	w.word("a", "retry")
+	conflicts := 2
+	within := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+		if conflicts--; conflicts >= 0 {
+			return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}
+		}
+		return w.within(ctx, do)
+	}
+	if _, _, err := w.release(t.Context(), t.Context(), "a", within, w.handle); err != nil {
+		t.Error(err)
+	}
+	w.want("a1", "")
 }
 
 // TestAStopEndsAReleaseThatIsMadeSmaller: each attempt may take as long as a transaction may.
