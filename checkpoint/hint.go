@@ -58,7 +58,7 @@ func (c Config) hintOf(code, otherwise string) string {
 		return otherwise
 	}
 	if c.Mapping.Away() {
-		return c.anew(true)
+		return c.anew()
 	}
 	switch c.Mapping.Source {
 	case relay.FromMessage:
@@ -115,39 +115,31 @@ func (c Config) hintMapping() string {
 		"it changes them once all that was written before is published"
 }
 
-// anew is the hint of last resort: a new slot, a new stream, a new record.
-func (c Config) anew(slotExists bool) string {
+// anew is the hint of last resort: a new slot, a new stream, a new record. Consumers lose their places by it:
+// the page has all steps, and uninstall refuses to remove what nobody has read.
+func (c Config) anew() string {
 	if c.Mapping.Away() {
 		return fmt.Sprintf("The table does not say which of its rows are the home's, so nothing fills the "+
 			"gap: the home's own stream has them. Start this one anew with `outflow uninstall "+
 			"--with-stream` and `outflow init`: it then has what subscription %s brings from there on",
 			c.Mapping.Subscription)
 	}
-	slot := ""
-	if slotExists {
-		slot = fmt.Sprintf("drop the slot with `SELECT pg_drop_replication_slot('%s')`, ", c.Slot)
-	}
 	again := "insert the rows of that range into " + c.Table + " again"
 	if c.Mapping.Source.Messages() {
 		again = "let the services write the events of that range again"
 	}
-	return fmt.Sprintf("start anew: stop outflow, %skeep a copy of the old messages with `nats stream "+
-		"backup %s <directory>` "+
-		"if they are needed, remove stream and record with `nats stream rm %s` and `nats stream rm KV_%s`, "+
-		"then run `outflow init`. "+
-		"Then %s, or accept the gap; likewise those that were committed after it "+
-		"and before the LSN at which init makes the new slot",
-		slot, c.Stream, c.Stream, Bucket(c.Stream), again)
+	return "start anew, as docs/operations.md says: `outflow uninstall --with-stream`, `outflow init`; then " +
+		again + ", or accept the gap"
 }
 
-func (c Config) hintLost(slotExists bool) string {
+func (c Config) hintLost() string {
 	return c.events() + " that were committed in that range are not published. As the last resort, " +
-		c.anew(slotExists)
+		c.anew()
 }
 
-func (c Config) hintServer(slotExists bool) string {
+func (c Config) hintServer() string {
 	return "If this is not the server that is meant, correct postgres.url. As the last resort, " +
-		c.anew(slotExists)
+		c.anew()
 }
 
 // hintForeignSlot never advises to drop the slot: whoever it belongs to may need it.
@@ -168,7 +160,7 @@ func (c Config) hintForeignSlot(s relay.SlotState, database string) string {
 func (c Config) hintStream() string {
 	return fmt.Sprintf("If this is not the NATS account that is meant, correct nats.url. If there is a "+
 		"backup, put it back with "+
-		"`nats stream restore <directory>`. As the last resort, %s", c.anew(true))
+		"`nats stream restore <directory>`. As the last resort, %s", c.anew())
 }
 
 func (c Config) hintRecord(slotExists bool) string {
@@ -182,7 +174,7 @@ func (c Config) hintRecord(slotExists bool) string {
 		"%[1]s %[2]s <revision>`, "+
 		"or from a backup. Without it nobody knows which of the events of that range are published. As the "+
 		"last resort, %[3]s",
-		Bucket(c.Stream), c.Slot, c.anew(slotExists), theirs)
+		Bucket(c.Stream), c.Slot, c.anew(), theirs)
 }
 
 func (c Config) hintForeign() string {
@@ -196,19 +188,19 @@ func (c Config) hintBehind() string {
 		"older copy or promoted " +
 		"before it had everything, the stream holds events of that range that the database does not; tell " +
 		"their consumers. " +
-		"As the last resort, " + c.anew(true)
+		"As the last resort, " + c.anew()
 }
 
 func (c Config) hintPublication() string {
 	return fmt.Sprintf("Rows of %s that were written while %s did not publish them are in no stream. As "+
 		"the last resort, %s",
-		c.Table, c.Publication, c.anew(true))
+		c.Table, c.Publication, c.anew())
 }
 
 func (c Config) hintDivergence() string {
 	return fmt.Sprintf("Stream %s was not made from this WAL, or not by these rules: check postgres.url "+
 		"and nats.url, and whether "+
-		"the server was restored or the slot made anew. As the last resort, %s", c.Stream, c.anew(true))
+		"the server was restored or the slot made anew. As the last resort, %s", c.Stream, c.anew())
 }
 
 func hintOtherSlot(c StoreConfig, other string) string {

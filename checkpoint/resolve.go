@@ -298,7 +298,7 @@ func mappingText(m relay.Mapping) string {
 
 func (v *resolver) server() error {
 	if v.Server.SystemID != v.Record.SystemID {
-		return v.gap("system_changed", v.left(), v.Server.WALEnd, v.cfg.hintServer(v.Slot.Exists),
+		return v.gap("system_changed", v.left(), v.Server.WALEnd, v.cfg.hintServer(),
 			"the server has system identifier %s, the checkpoint record of slot %s has %s: it is another "+
 				"database cluster",
 			v.Server.SystemID, v.cfg.Slot, v.Record.SystemID)
@@ -312,7 +312,7 @@ func (v *resolver) slot() error {
 	case !s.Exists && v.Server.InRecovery:
 		return fmt.Errorf("there is no slot %s: %w", v.cfg.Slot, ErrStandby)
 	case !s.Exists:
-		return v.gap("slot_missing", from, to, v.cfg.hintLost(false), "replication slot %s does not exist",
+		return v.gap("slot_missing", from, to, v.cfg.hintLost(), "replication slot %s does not exist",
 			v.cfg.Slot)
 	case v.cfg.ForeignSlot(s, v.Server.Database) != nil:
 		f := v.cfg.ForeignSlot(s, v.Server.Database)
@@ -322,7 +322,7 @@ func (v *resolver) slot() error {
 		if why == "" {
 			why = "wal_status is lost"
 		}
-		return v.gap("slot_invalidated", from, to, v.cfg.hintLost(true),
+		return v.gap("slot_invalidated", from, to, v.cfg.hintLost(),
 			"replication slot %s was invalidated: %s", v.cfg.Slot, why)
 	}
 	return nil
@@ -423,7 +423,7 @@ func (v *resolver) choose() error {
 					"%v: it lost messages that had been there for %v",
 				v.cfg.Stream, s.End, s.Confirmed, v.cfg.DurableAfter)
 		}
-		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.hintLost(true),
+		return v.gap("slot_ahead", from, v.Server.WALEnd, v.cfg.hintLost(),
 			"replication slot %s is confirmed at %v, beyond every checkpoint that outflow recorded: "+
 				"somebody moved it or made it anew",
 			v.cfg.Slot, s.Confirmed)

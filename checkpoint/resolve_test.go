@@ -146,9 +146,8 @@ func newest(r *Readings, seq uint64) {
 
 // none of the texts says more than these parts; together they are what an operator needs.
 const (
-	slotCure   = "SELECT pg_drop_replication_slot('outflow')"
-	streamCure = "nats stream rm OUTBOX` and `nats stream rm KV_outflow-OUTBOX`, then run `outflow init`"
-	rowsCure   = "insert the rows of that range into public.outbox again, or accept the gap"
+	anewCure = "`outflow uninstall --with-stream`, `outflow init`; then "
+	rowsCure = "insert the rows of that range into public.outbox again, or accept the gap"
 )
 
 func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
@@ -213,20 +212,20 @@ func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
 			outbox.Fatal, "",
 			[]string{"shard is not set", "slot outflow has 1/4", "docs/upgrades.md"}},
 		{func(r *Readings) { r.Record = nil }, "record_missing", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", slotCure, streamCure,
+			[]string{"bucket outflow-OUTBOX", "nats kv revert outflow-OUTBOX outflow", anewCure,
 				rowsCure}},
 		{func(r *Readings) { r.Record = nil; r.Stream = relay.StreamState{} }, "record_missing", outbox.Gap,
 			"0/1000 to 0/5000", []string{"run `outflow archive restore` before"}},
 		{func(r *Readings) { r.Record = nil; r.Slot = relay.SlotState{} }, "record_missing", outbox.Gap,
-			"0/3000 to 0/5000", []string{"stop outflow, keep"}},
+			"0/3000 to 0/5000", []string{anewCure}},
 		{func(r *Readings) { r.Server.SystemID = "7361530121234599999" }, "system_changed", outbox.Gap,
 			"0/3000 to 0/5000",
-			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", slotCure, streamCure,
+			[]string{"7361530121234599999", "7361530121234511111", "postgres.url", anewCure,
 				rowsCure}},
 		{func(r *Readings) { r.Server.SystemID, r.Server.WALEnd = "7361530121234599999", 0x2000 },
 			"system_changed", outbox.Gap, "0/2000 to 0/3000", nil},
 		{func(r *Readings) { r.Slot = relay.SlotState{} }, "slot_missing", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"slot outflow does not exist", "start anew: stop outflow, keep", streamCure, rowsCure}},
+			[]string{"slot outflow does not exist", anewCure, rowsCure}},
 		{func(r *Readings) { r.Slot = relay.SlotState{}; newest(r, 11) }, "slot_missing", outbox.Gap,
 			"0/2000 to 0/5000", nil},
 		{func(r *Readings) { r.Slot = relay.SlotState{}; r.Stream.Created = epoch }, "slot_missing",
@@ -250,22 +249,22 @@ func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
 		{func(r *Readings) { r.Slot.Database = "shop" }, "slot_database", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"database shop", "is to app", "postgres.url"}},
 		{func(r *Readings) { r.Slot.Invalidation = "wal_removed" }, "slot_invalidated", outbox.Gap,
-			"0/3000 to 0/5000", []string{"wal_removed", slotCure, rowsCure}},
+			"0/3000 to 0/5000", []string{"wal_removed", anewCure, rowsCure}},
 		{func(r *Readings) { r.Slot.WALStatus = "lost" }, "slot_invalidated", outbox.Gap, "0/3000 to 0/5000",
 			[]string{"wal_status is lost"}},
 		{func(r *Readings) { r.Slot.Confirmed = 0x3001 }, "slot_ahead", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"confirmed at 0/3001", slotCure, rowsCure}},
+			[]string{"confirmed at 0/3001", anewCure, rowsCure}},
 		{func(r *Readings) { r.Stream = relay.StreamState{} }, "stream_missing", outbox.Gap, "0/0 to 0/1000",
 			[]string{"stream OUTBOX does not exist", "nats.url", "outflow archive restore",
-				"nats stream restore", slotCure, streamCure, rowsCure}},
+				"nats stream restore", anewCure, rowsCure}},
 		{func(r *Readings) { r.Stream.Created = epoch }, "stream_recreated", outbox.Gap, "0/0 to 0/1000",
-			[]string{"2026-03-01T12:00:00Z", "2026-03-01T11:00:00Z", streamCure}},
+			[]string{"2026-03-01T12:00:00Z", "2026-03-01T11:00:00Z", anewCure}},
 		{func(r *Readings) { r.Stream = relay.StreamState{Exists: true, Created: epoch} }, "stream_recreated",
 			outbox.Gap, "0/0 to 0/1000",
 			[]string{"`nats stream rm OUTBOX` and run `outflow archive restore` before"}},
 		{func(r *Readings) { r.Slot.Confirmed = 0x2000; newest(r, 8) }, "stream_shortened", outbox.Gap,
 			"0/1000 to 0/2000",
-			[]string{"ends at sequence 8", "0/2000", "2m30s", streamCure, rowsCure}},
+			[]string{"ends at sequence 8", "0/2000", "2m30s", anewCure, rowsCure}},
 		{func(r *Readings) {
 			r.Record = record(at(0x1000, 12, time.Second))
 			r.Record.Base = 12
@@ -282,7 +281,7 @@ func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
 			[]string{"sequence 12", "no Outflow header", "keep everybody else out",
 				"nats stream view OUTBOX"}},
 		{func(r *Readings) { r.Server.WALEnd = 0x2FFF }, "server_behind", outbox.Gap, "0/2FFF to 0/3000",
-			[]string{"ends at 0/2FFF", "restored", slotCure}},
+			[]string{"ends at 0/2FFF", "restored", anewCure}},
 		{func(r *Readings) { r.Server.WALEnd, r.Stream.Newest.Thru = 0x2FFF, 0x2000 }, "server_behind",
 			outbox.Gap, "0/2FFF to 0/3000", nil},
 		{func(r *Readings) { r.Record, r.Stream.Restoring = nil, "OUTBOX-20260301T100000.123456789Z" },
@@ -293,7 +292,7 @@ func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {
 		{func(r *Readings) { r.Stream.Newest.Thru = 0x5001 }, "server_behind", outbox.Gap, "0/5000 to 0/5001",
 			[]string{"up to 0/5001"}},
 		{func(r *Readings) { r.Publication.Xmin++ }, "publication_changed", outbox.Gap, "0/3000 to 0/5000",
-			[]string{"publication outflow", "public.outbox", slotCure, rowsCure}},
+			[]string{"publication outflow", "public.outbox", anewCure, rowsCure}},
 		{func(r *Readings) { r.Publication.RelOID = 16500 }, "publication_changed", outbox.Gap,
 			"0/3000 to 0/5000", nil},
 		{func(r *Readings) { r.Publication.TableOID = 16500 }, "publication_changed", outbox.Gap,

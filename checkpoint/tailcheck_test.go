@@ -74,7 +74,7 @@ func TestAnyDifferenceAtTheTailIsADivergence(t *testing.T) {
 			}
 			skip, err := p.Skip(made[2])
 			refused(t, err, "divergence", outbox.Gap, "0/1000 to "+there.Thru.String(), []string{
-				there.String(), made[2].String(), "sequence 8 of stream OUTBOX", slotCure, streamCure,
+				there.String(), made[2].String(), "sequence 8 of stream OUTBOX", anewCure,
 			})
 			if !skip || p.Verified() {
 				t.Error("a diverging session may not send")

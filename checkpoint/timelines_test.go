@@ -169,7 +169,7 @@ func TestAStartAfterAPromotionIsResolved(t *testing.T) {
 			c.change(&r)
 			s, err := Resolve(config, r)
 			if c.code != "" {
-				refused(t, err, c.code, outbox.Gap, c.rng, []string{"pg_drop_replication_slot"})
+				refused(t, err, c.code, outbox.Gap, c.rng, []string{anewCure})
 				return
 			}
 			must.Succeed(t, err)
