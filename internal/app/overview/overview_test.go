@@ -139,20 +139,24 @@ func TestTheVerdictOfAStart(t *testing.T) {
 	t.Parallel()
 	_, r := healthy()
 	rep := Of(config.Config{Slot: "slot", Stream: "STREAM"}, &r, now)
-	rep.OfHealth(nil, true, nil)
+	rep.OfHealth(nil, true, nil, nil)
 	if rep.Verdict.Level != Good || levels(rep) != "good good good idle" {
 		t.Errorf("%+v, %s", rep.Verdict, levels(rep))
 	}
-	rep.OfHealth(nil, false, nil)
+	rep.OfHealth(nil, false, nil, nil)
 	if rep.Verdict.Level != Warning {
 		t.Errorf("nobody holds the slot: %+v", rep.Verdict)
 	}
-	rep.OfHealth(nil, false, &pipeline.Fault{Code: "too_large", Message: "m", Since: now})
+	rep.OfHealth(nil, false, nil, &checkpoint.End{Code: "null_key", Class: "poison", Hint: "Set a limit."})
+	if v := rep.Verdict; v.Level != Bad || v.Do != "Set a limit. Then start `outflow run`" {
+		t.Errorf("the last one ended at a row: %+v", v)
+	}
+	rep.OfHealth(nil, false, &pipeline.Fault{Code: "too_large", Message: "m", Since: now}, nil)
 	if v := rep.Verdict; v.Level != Bad || v.Code != "too_large" || v.Since != now || v.Do == "" {
 		t.Errorf("one holds a fault: %+v", v)
 	}
 	rep.OfHealth(&outbox.Fault{Code: "nats_connect", Message: "m", Hint: "Do it. `x` follows",
-		Err: errors.New("refused")}, true, nil)
+		Err: errors.New("refused")}, true, nil, nil)
 	if v := rep.Verdict; v.Level != Bad || v.Detail != "m: refused" || v.Do != "Do it. `x` follows" {
 		t.Errorf("%+v", v)
 	}

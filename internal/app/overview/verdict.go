@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/finding"
@@ -234,9 +235,10 @@ func (r *Report) timeLeft() string {
 }
 
 // OfHealth is the verdict of somebody who read both servers as a start would: fault is what such a start
-// would end with, or wait for, active whether an outflow holds the slot, and held what another one has said
-// that it waits at; nil: none does.
-func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault) {
+// would end with, or wait for, active whether an outflow holds the slot, held what another one has said that
+// it waits at, and ended what the last one has ended with; nil: none does, or has. A start does not see which
+// row it will not be able to publish, so only ended tells that.
+func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault, ended *checkpoint.End) {
 	v := Verdict{Level: Good, State: "Running", Do: nothingToDo, Effect: r.kept(fault == nil && active)}
 	switch {
 	case fault != nil:
@@ -249,9 +251,13 @@ func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault) {
 	case active:
 	case held != nil:
 		v = v.stoppedAt(held)
+	case ended != nil && ended.Class == outbox.Poison.String():
+		v.Level, v.State = Bad, "Not running"
+		v.Cause = "The last outflow ended at a row that it could not publish"
+		v.Do = strings.TrimSuffix(ended.Hint, ".") + ". Then start `outflow run`"
 	default:
 		v.Level, v.State, v.Cause, v.Do = Warning, "Not running", "No outflow holds the slot",
-			"Start `outflow run`"
+			"Start `outflow run`. If it runs, its log and /readyz say why it does not hold the slot"
 	}
 	r.say(r.risk(v))
 }

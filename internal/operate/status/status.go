@@ -280,7 +280,7 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 	rep.broker = r.Stream.Now
 	held, _ := rep.held(now)
 	active := rep.Slot.Active || r.Slot.Active // whoever looked last
-	rep.OfHealth(problem, active, held)
+	rep.OfHealth(problem, active, held, s.ended)
 	switch {
 	case fault != nil:
 		rep.Health, rep.Problem = fault.Code, fault.Error()
