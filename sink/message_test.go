@@ -149,10 +149,14 @@ func TestRowsThatCantBePublished(t *testing.T) {
 			}
 			f := enc.fault(&g.e, test.want)
 			for _, part := range []string{"public.outbox", `"id"`, "0/16B3748-0", "dead_letter",
-				hints[test.want]} {
+				hints[test.want], nextHints[test.want]} {
 				if !strings.Contains(f.Error(), part) {
 					t.Errorf("%q does not name %s", f, part)
 				}
+			}
+			late := nextHints[test.want] != "" // the WAL has the row as it was inserted
+			if late != strings.HasPrefix(f.Hint, "For this one, set sink.on_poison") {
+				t.Errorf("the hint begins with what does not help: %s", f.Hint)
 			}
 			if f.Class != outbox.Poison || f.Code != string(test.want) {
 				t.Errorf("fault %v %s", f.Class, f.Code)

@@ -108,37 +108,47 @@ func (enc *encoder) fault(e *relay.Event, r Reason) *outbox.Fault {
 	if e.ID != "" {
 		id = fmt.Sprintf("id %q", cut(e.ID, cutValue))
 	}
-	what, cure, place := fmt.Sprintf("table %s: the row", enc.table), hints[r], "row"
+	what, place := fmt.Sprintf("table %s: the row", enc.table), "row"
+	cure, next := hints[r], nextHints[r]
 	if e.Null&relay.IsMessage != 0 {
 		what, place = "the logical message ("+outbox.EventPrefix+")", "message"
 		if c, ok := messageHints[r]; ok {
-			cure = c
+			cure, next = "", c
 		}
+	}
+	dead := "set sink.on_poison to dead_letter: the " + place + "'s place then holds a message about it, " +
+		"and everything else goes on."
+	hint := cure + " Or " + dead
+	if next != "" {
+		hint = "For this one, " + dead + " For those to come, " + next
 	}
 	return &outbox.Fault{
 		Class: outbox.Poison, Code: string(r),
 		Message: fmt.Sprintf("%s %s at position %v can't be published: %s", what, id, e.Pos,
 			enc.detail(e, r)),
-		Hint: cure + " Or set sink.on_poison to dead_letter: the " + place +
-			"'s place then holds a message about it, and everything else goes on.",
+		Hint: hint,
 	}
 }
 
-// messageHints are the hints for messages where they differ from those for rows.
+// nextHints are those that come too late for this row: the WAL holds what was inserted.
+var nextHints = map[Reason]string{
+	NullDoc:     "make the column NOT NULL.",
+	NullKey:     "make the column NOT NULL.",
+	NullPayload: "make the column NOT NULL.",
+}
+
+// messageHints are the same for messages, where they differ from those for rows.
 var messageHints = map[Reason]string{
-	Undecodable: "Correct what writes it; docs/format.md says what the content is.",
-	NullDoc:     "Give the content a doc_id.",
-	NullKey:     "Give the content a seq_key, or an actor_id and a counter.",
-	NullPayload: "Give the content a payload.",
+	Undecodable: "correct what writes it; docs/format.md says what the content is.",
+	NullDoc:     "give the content a doc_id.",
+	NullKey:     "give the content a seq_key, or an actor_id and a counter.",
+	NullPayload: "give the content a payload.",
 }
 
 var hints = map[Reason]string{
 	Undecodable: "Keep the columns of the mapping in the table, published, and of types that Outflow can " +
 		"read. (A generated column is in the WAL only " +
 		"from PostgreSQL 18 on, with publish_generated_columns = stored.)",
-	NullDoc:         "Make the column NOT NULL.",
-	NullKey:         "Make the column NOT NULL.",
-	NullPayload:     "Make the column NOT NULL.",
 	SubjectTooLong:  "Make the values that the subject is made of shorter, or use fewer of them.",
 	HeadersTooLarge: "Map fewer or shorter columns to headers.",
 	TooLarge: "Raise sink.max_payload, and max_payload of the server and max_msg_size of the stream " +

@@ -2,7 +2,11 @@ package finding
 
 import "github.com/outflowhq/outflow/outbox"
 
-const deadLetter = " Or set sink.on_poison to dead_letter."
+const (
+	deadLetter = " Or set sink.on_poison to dead_letter."
+	// nothing else helps this row: the WAL holds what was inserted
+	onlyDeadLetter = "Set sink.on_poison to dead_letter. For those to come, "
+)
 
 const instead = "Nothing after the row is published until you decide: [what dead letters " +
 	"do](operations.md#exit-code-5-a-row-that-cannot-be-published)."
@@ -19,16 +23,16 @@ var row = []Finding{
 			"[as its format says](format.md).\n\n" + instead},
 	{Code: "null_doc_id", Severity: Critical, Classes: poison,
 		Title:   "A row has no document: doc_id is NULL",
-		Hint:    "Make the column NOT NULL, or give the message's content a doc_id." + deadLetter,
+		Hint:    onlyDeadLetter + "make the column NOT NULL, or give the message's content a doc_id.",
 		Runbook: instead},
 	{Code: "null_seq_key", Severity: Critical, Classes: poison,
 		Title: "A row has no order key: seq_key is NULL",
-		Hint: "Make the column NOT NULL, or give the message's content a seq_key, or an actor_id and a " +
-			"counter." + deadLetter,
+		Hint: onlyDeadLetter + "make the column NOT NULL, or give the message's content a seq_key, or an " +
+			"actor_id and a counter.",
 		Runbook: instead},
 	{Code: "null_payload", Severity: Critical, Classes: poison,
 		Title:   "A row has no payload: it is NULL",
-		Hint:    "Make the column NOT NULL, or give the message's content a payload." + deadLetter,
+		Hint:    onlyDeadLetter + "make the column NOT NULL, or give the message's content a payload.",
 		Runbook: instead},
 	{Code: "subject_too_long", Severity: Critical, Classes: poison,
 		Title:   "A row's subject is too long",
