@@ -186,6 +186,8 @@ func TestAnErrorOfAFileNamesLineAndKey(t *testing.T) {
 			"outflow.yaml:1: reoder: there is no such key. The nearest is reorder"},
 		{"reoder: {a: 1, b: 2}", "The nearest is reorder"},
 		{"header: {A: b}", "The nearest is headers"},
+		{"retain: {stream: {agee: 72h}}", "retain.stream.agee: there is no such key. The nearest is " +
+			"retain.stream.age."},
 		{"nats:\n  tls:\n    certificate: x\n",
 			"outflow.yaml:3: nats.tls.certificate: there is no such key. The nearest is nats.tls."},
 		{"reorder.horizon: 20ms", "outflow.yaml:1: reorder.horizon is written in one word. Nest it: " +
@@ -246,6 +248,7 @@ func TestAnUnknownVariableIsToldItsNearest(t *testing.T) {
 		"OUTFLOW_CONFIG_FILE":    "",
 		"OUTFLOW_WATCH":          "",
 		"OUTFLOW_stream":         "OUTFLOW_STREAM",
+		"OUTFLOW_SINK_STREAM":    "OUTFLOW_STREAM",
 	} {
 		_, err := Load(nil, []string{name + "=x"})
 		if outbox.ClassOf(err) != outbox.Usage || !strings.Contains(err.Error(), "environment "+name+":") ||
