@@ -45,7 +45,8 @@ of outflow run and in outflow status.
 
 SIGTERM or SIGINT stop it between two steps. It may be killed at any point.
 
-With --once each part is run once, as from cron.
+With --once each part is run once, as from cron. It prints what has changed, what failed, and that there is
+nothing to do by the settings.
 
 Exit code 0 after a signal, 2 for a wrong option, 3 if the set-up cannot work; with --once that of the part
 that needs a decision, otherwise that of the first one that failed, as the commands of the parts have them.`,
@@ -183,7 +184,8 @@ func (a *App) maintenance(cfg config.Config, urls []string, once bool) (maintain
 						log.Info("done", "step", s.String())
 					}
 				}})
-			if report != nil && !once {
+			// With --once only one that does nothing at all says so: cron sends whatever is printed.
+			if report != nil && (!once || len(c.Parts) == 1 && len(report.Steps) == 0) {
 				for _, note := range report.Notes {
 					if !noted[note] {
 						log.Info("note", "part", "partition", "text", note)

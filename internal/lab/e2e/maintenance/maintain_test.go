@@ -196,7 +196,7 @@ func TestMaintainOnceHasTheWorstExitCode(t *testing.T) {
 }
 
 // TestMaintainLeavesAPlainTableAlone: that is what init makes where nothing else is said, and nobody asked
-// for its rows to go.
+// for its rows to go. A run that has nothing else to do says that.
 func TestMaintainLeavesAPlainTableAlone(t *testing.T) {
 	t.Parallel()
 	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "plain",
@@ -206,7 +206,14 @@ func TestMaintainLeavesAPlainTableAlone(t *testing.T) {
 	for range 3 {
 		settle(t, f)
 	}
-	f.MustRun("maintain", "--once")
+	const stay = "its rows stay"
+	if out, said, code := f.Run("maintain", "--once"); code != 0 || strings.Contains(said, stay) {
+		t.Errorf("exit code %d: %s%s", code, out, said)
+	}
+	if out, said, code := f.Run("maintain", "--once", "--archive.url="); code != 0 ||
+		!strings.Contains(said, stay) {
+		t.Errorf("exit code %d: %s%s", code, out, said)
+	}
 	f.MustContain("archive list", f.MustRun("archive", "list"), "1 to ")
 	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM outbox"); n != 3 {
 		t.Errorf("%d rows are left", n)
