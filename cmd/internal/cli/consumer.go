@@ -90,15 +90,20 @@ under way, and how many events are parked. Their lag counts from the slowest par
 		if asJSON {
 			return a.printJSON(append([]consumeradmin.Consumer{}, all...))
 		}
-		return a.printConsumers(w.Stream, all)
+		return a.printConsumers(w.Stream, w.DB != nil, all)
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func (a *App) printConsumers(stream string, all []consumeradmin.Consumer) error {
+// printConsumers prints the consumers, those of a database only if that was read.
+func (a *App) printConsumers(stream string, database bool, all []consumeradmin.Consumer) error {
 	if len(all) == 0 {
-		_, err := fmt.Fprintf(a.Stdout, "stream %s has no consumers\n", stream)
+		text := "stream %s has no consumers\n"
+		if !database {
+			text = "NATS has no consumers of stream %s; those of the database are not known\n"
+		}
+		_, err := fmt.Fprintf(a.Stdout, text, stream)
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)

@@ -97,3 +97,19 @@ func TestConsumersAreLookedForOnThePrimary(t *testing.T) {
 		}
 	}
 }
+
+// TestConsumersOfADatabaseThatWasNotReadAreNotSaidToBeNone: the database was away, and nobody is to delete a
+// stream because of that.
+func TestConsumersOfADatabaseThatWasNotReadAreNotSaidToBeNone(t *testing.T) {
+	t.Parallel()
+	for read, want := range map[bool]string{
+		true:  "stream S has no consumers\n",
+		false: "NATS has no consumers of stream S; those of the database are not known\n",
+	} {
+		var out bytes.Buffer
+		a := &App{Name: "outflow", Stdout: &out}
+		if err := a.printConsumers("S", read, nil); err != nil || out.String() != want {
+			t.Errorf("read %v: %q %v", read, out.String(), err)
+		}
+	}
+}
