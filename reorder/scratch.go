@@ -48,7 +48,9 @@ type ioError struct {
 	err error
 }
 
-func (e *ioError) Error() string { return "spill: " + e.op + " scratch file: " + e.err.Error() }
+func (e *ioError) Error() string {
+	return "spill: " + e.op + " scratch file (reorder.spill_dir): " + e.err.Error()
+}
 func (e *ioError) Unwrap() error { return e.err }
 
 func (d *disk) create() (*file, error) {

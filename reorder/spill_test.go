@@ -296,7 +296,7 @@ func TestEveryDiskErrorStops(t *testing.T) {
 			files := &memScratch{failAfter: -1, failAt: at}
 			_, err := run(files)
 			if !errors.Is(err, errDisk) || outbox.ClassOf(err) != outbox.Transient || files.calls != at ||
-				files.open != 0 {
+				files.open != 0 || !strings.Contains(err.Error(), "reorder.spill_dir") {
 				t.Fatalf("%v: call %d of %d failed: %v, %d calls, %d files left", sort, at, whole.calls, err,
 					files.calls, files.open)
 			}
