@@ -316,18 +316,18 @@ func (s *setup) makeSlot(ctx context.Context) error {
 	if err := s.checkFree(r); err != nil {
 		return s.fits(err, parts.Slot, s.cfg.Slot)
 	}
-	if s.dry {
-		if s.rows {
-			err := s.fits(conns.States(ctx, s.cfg, r.Server, (*partition.Manager).CheckForget), parts.Table,
-				catalog.PartitionStates)
-			if err == nil && s.misfit == nil {
-				err = s.fits(conns.Erasures(ctx, s.cfg, r.Server, (*erasure.Ledger).CheckLower, s.end(r)),
-					parts.Table, erasure.Table)
-			}
-			if err != nil || s.misfit != nil {
-				return err
-			}
+	if s.rows || !s.dry { // a slot keeps WAL: there is none before what goes with it can be written
+		err := s.fits(conns.States(ctx, s.cfg, r.Server, (*partition.Manager).CheckForget), parts.Table,
+			catalog.PartitionStates)
+		if err == nil && s.misfit == nil {
+			err = s.fits(conns.Erasures(ctx, s.cfg, r.Server, (*erasure.Ledger).CheckLower, s.end(r)),
+				parts.Table, erasure.Table)
 		}
+		if err != nil || s.misfit != nil {
+			return err
+		}
+	}
+	if s.dry {
 		s.reportMade(!r.Slot.Exists, parts.Slot, s.cfg.Slot)
 		if r.Record != nil {
 			s.reportState("would be finished", parts.Record, "")

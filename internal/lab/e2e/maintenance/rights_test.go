@@ -141,3 +141,18 @@ func TestRowsOfAnotherDatabaseStay(t *testing.T) {
 		t.Errorf("the other database has %d rows and %d tables of Outflow", rows, tables)
 	}
 }
+
+// TestInitMakesNoSlotBesideWhichItMayNotWrite: it would keep WAL until somebody has corrected the setting.
+func TestInitMakesNoSlotBesideWhichItMayNotWrite(t *testing.T) {
+	t.Parallel()
+	pg := pgtest.Server(t)
+	f := harness.NewInstallation(t, pg, natstest.Server(t).URL(), "init_elsewhere",
+		"RETAIN_POSTGRES_URL="+harness.Connect(t, pgtest.Database(t, pg)).Config().ConnString())
+	f.MustFail(3, []string{"init"}, "code retain_url")
+	if n := harness.Value[int](t, f.Conn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1",
+		f.Slot); n != 0 {
+		t.Error("it has made the slot")
+	}
+	f.Set("RETAIN_POSTGRES_URL=")
+	f.Init()
+}
