@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/outflowhq/outflow/internal/app/gclimit"
 	"github.com/outflowhq/outflow/internal/finding"
@@ -76,8 +77,8 @@ var hostChecks = []check{
 			case v.Code != "":
 				r.find(v.Code, "the outflow at %s says: %s", f.Config.Listen, v.Cause)
 			default:
-				r.find("process_not_ready", "the outflow at %s says: %s %s", f.Config.Listen, v.State,
-					v.Cause)
+				r.find("process_not_ready", "the outflow at %s says: %s", f.Config.Listen,
+					strings.TrimSuffix(v.State+": "+v.Cause, ": "))
 			}
 		}},
 }
