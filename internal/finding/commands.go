@@ -84,8 +84,9 @@ var commands = []Finding{
 			"stream. It looks at least every maintain.every; from cron, as often as before.",
 		Runbook: "[Maintain](retention.md#maintain)."},
 	{Code: "maintain_failing", Severity: Warning,
-		Title:   "A part of outflow maintain fails again and again",
-		Hint:    "The message has the fault of the part: decide about that. The other parts go on.",
+		Title: "A part of outflow maintain fails",
+		Hint: "The message has the fault of the part: see to that. The other parts go on, and it is tried " +
+			"again.",
 		Runbook: "[Maintain](retention.md#maintain)."},
 	{Code: "archive_record", Severity: Error, Classes: fatal,
 		Title: "The checkpoint record does not say up to where the stream is confirmed",

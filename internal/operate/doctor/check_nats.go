@@ -198,12 +198,16 @@ var recordChecks = []check{
 					m.PID, m.Host)
 			}
 			for _, p := range m.Parts {
-				entry, _ := finding.Of(p.Code) // what somebody has to decide does not end by itself
-				if decide := slices.Contains(entry.Classes, outbox.Gap); !p.Failing.IsZero() &&
-					(decide || f.Now.Sub(p.Failing) > watch.LongFailing) {
-					r.find("maintain_failing", "part %s of outflow maintain fails since %s: %s", p.Name,
-						p.Failing.UTC().Format("2006-01-02 15:04:05 UTC"), p.Message)
+				if p.Failing.IsZero() {
+					continue
 				}
+				as := finding.Note
+				entry, _ := finding.Of(p.Code) // what somebody has to decide does not end by itself
+				if slices.Contains(entry.Classes, outbox.Gap) || f.Now.Sub(p.Failing) > watch.LongFailing {
+					as = finding.Warning
+				}
+				r.findAs(as, "maintain_failing", "part %s of outflow maintain fails since %s: %s", p.Name,
+					p.Failing.UTC().Format("2006-01-02 15:04:05 UTC"), p.Message)
 			}
 			r.ok("last at %s", at)
 		}},
