@@ -175,7 +175,11 @@ func handler(from *Source, past *history) http.Handler {
 			if !ok(&snap) {
 				w.WriteHeader(http.StatusServiceUnavailable)
 			}
-			fmt.Fprintf(w, "%s for %v\n", snap.State, time.Since(snap.Since).Round(time.Second))
+			state, since := string(snap.State), snap.Since
+			if !snap.Ready() { // each attempt to start goes through several states
+				state, since = state+", not ready", snap.ReadyChanged
+			}
+			fmt.Fprintf(w, "%s for %v\n", state, time.Since(since).Round(time.Second))
 			if snap.Error != "" {
 				fmt.Fprintln(w, from.Info.Repeat.In(snap.Error))
 			}

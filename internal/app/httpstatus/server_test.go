@@ -36,6 +36,21 @@ func ask(h http.Handler, host, path string) *httptest.ResponseRecorder {
 	return w
 }
 
+// TestAProbeSaysForHowLongItIsNotReady: attempts to start follow each other within a second.
+func TestAProbeSaysForHowLongItIsNotReady(t *testing.T) {
+	now := time.Now()
+	h := handler(&Source{
+		Status: func() pipeline.Status {
+			return pipeline.Status{State: pipeline.StateWaiting, Since: now, ReadyChanged: now.Add(-time.Hour)}
+		},
+		Metrics: prometheus.NewRegistry(),
+	}, new(history))
+	if w := ask(h, "localhost", "/readyz"); w.Code != http.StatusServiceUnavailable ||
+		!strings.HasPrefix(w.Body.String(), "waiting, not ready for 1h0m") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
 func TestOnlyOwnNamesAreAnswered(t *testing.T) {
 	h := pages("outflow, Status.example.org,")
 	for host, want := range map[string]int{
