@@ -15,7 +15,7 @@ var (
 	suggested = lazyregexp.New("`outflow (?:[^`'\\\\]|'[^']*'|\\\\.)*`")
 
 	// unconfigured are the commands without settings, and what is no command.
-	unconfigured = lazyregexp.New(`^outflow (explain|version|completion|help)\b|^outflow( -.*)?$`)
+	unconfigured = lazyregexp.New(`^outflow (explain|version|completion|help)\b|^outflow( -.*)?$| --help$`)
 
 	// ofConsumers are the commands that read a consumer's database.
 	ofConsumers = lazyregexp.New(`^outflow (parked|consumer)\b`)

@@ -12,6 +12,7 @@ func TestSuggestedCommandsRepeatTheOptions(t *testing.T) {
 		"`outflow init`, or `outflow run`":        "`outflow init" + all + "`, or `outflow run" + all + "`",
 		"`outflow repair --where 'a = `b`'` does": "`outflow repair --where 'a = `b`'" + all + "` does",
 		"`outflow explain login`":                 "`outflow explain login`",
+		"`outflow erase --help` says":             "`outflow erase --help` says",
 		"`outflow parked list x`":                 "`outflow parked list x" + all + " --schema=s`",
 		"`nats stream rm X` and outflow init":     "`nats stream rm X` and outflow init",
 		"`outflow init --slot=a`":                 "`outflow init --slot=a --config '/etc/it'\\''s $1.yaml'`",
