@@ -1,9 +1,12 @@
 package postgres
 
 import (
+	"crypto/tls"
 	"fmt"
+	"io"
 	"maps"
 	"net"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -188,6 +191,10 @@ func TestConnectErrorsAreOneLine(t *testing.T) {
 				`, database "d", can't be reached: connection refused. See that it runs, and that host and port are right`},
 		{"postgres://u:p@nowhere.invalid:5432/d", "postgres_connect", ""},
 		{refused, "login", ""},
+		{"postgres://u:p@" + u.Host + "/d?sslmode=require", "postgres_connect",
+			"postgres.url: PostgreSQL at " + u.Host + `, database "d", offers no TLS: server refused TLS ` +
+				"connection. Turn ssl on there, or, " +
+				"where nobody can listen, say sslmode=disable in postgres.url"},
 	} {
 		_, err := Connect(outboxdb.Within(t), test.url)
 		f := outbox.FaultOf(err)
@@ -195,12 +202,40 @@ func TestConnectErrorsAreOneLine(t *testing.T) {
 			t.Errorf("%s: %v, want %s", test.url, err, test.want)
 			continue
 		}
-		for _, noise := range []string{"failed to connect", "dial", "refused TLS", "\n",
+		for _, noise := range []string{"failed to connect", "dial", "; server refused TLS", "\n",
 			"hostname resolving"} {
 			if strings.Contains(f.Error(), noise) {
 				t.Errorf("%s: %v", test.url, f)
 			}
 		}
+	}
+}
+
+// TestACertificateThatIsNotAcceptedIsToldAsOne: the server runs, and host and port are right.
+func TestACertificateThatIsNotAcceptedIsToldAsOne(t *testing.T) {
+	t.Parallel()
+	signed := httptest.NewTLSServer(nil)
+	defer signed.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.ReadFull(conn, make([]byte, 8)) // SSLRequest
+			_, _ = conn.Write([]byte("S"))
+			_ = tls.Server(conn, &tls.Config{Certificates: signed.TLS.Certificates}).Handshake()
+			conn.Close()
+		}
+	}()
+	_, err = Connect(outboxdb.Within(t), "postgres://u:p@"+l.Addr().String()+"/d?sslmode=verify-full")
+	f := outboxdb.WantFault(t, err, outbox.Transient, "postgres_connect")
+	if !strings.Contains(f.Message, "a certificate that is not accepted") ||
+		!strings.Contains(f.Hint, "In postgres.url sslrootcert") {
+		t.Error(f)
 	}
 }
 

@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -63,6 +64,9 @@ func (e *connectError) Unwrap() error { return e.cause }
 // connection now.
 const CodeConnect = "postgres_connect"
 
+// noTLS is pgconn's text for a server that answers a request for TLS with no.
+const noTLS = "server refused TLS connection"
+
 // connectFault says what a failed connection attempt means, for the setting that says where to connect to:
 // what the server refuses for good is fatal, the rest is transient. Nothing of pgconn's text is taken over:
 // it lists every attempt, each with its address.
@@ -97,8 +101,17 @@ func connectFault(setting string, err error) error {
 	}
 	f := &outbox.Fault{Class: outbox.Transient, Code: CodeConnect, Message: at + " can't be reached", Err: e,
 		Hint: "See that it runs, and that host and port are right"}
-	if pg != nil {
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case pg != nil:
 		f.Message, f.Hint = at+" takes no connection", ""
+	case errors.As(err, &untrusted):
+		f.Message = at + " has a certificate that is not accepted"
+		f.Hint = "In " + setting + " sslrootcert has to name the authority that signed it, and the host " +
+			"one of its names"
+	case e.text == noTLS:
+		f.Message = at + " offers no TLS"
+		f.Hint = "Turn ssl on there, or, where nobody can listen, say sslmode=disable in " + setting
 	}
 	return f
 }
