@@ -380,10 +380,13 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 		errors.Is(err, nats.ErrAuthRevoked),
 		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeyButNoSigCB),
 		errors.Is(err, nats.ErrNoUserCB):
-		return fatal("nats_auth", "NATS refuses the credentials", "Check nats.creds, nats.nkey, nats.user, "+
-			"nats.token or the context, and the server's accounts.", clean)
+		return fatal("nats_auth", "NATS refuses the credentials", "Check nats.creds, nats.nkey, nats.user "+
+			"with its password, nats.token or the context, and the server's accounts.", clean)
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return fatal("nats_tls", "the server offers no TLS", "Give it a certificate, or, where nobody can "+
+			"listen, say nats:// in nats.url and set nothing of nats.tls.", clean)
 	case errors.As(err, &unknownCA), errors.As(err, &wrongHost), errors.As(err, &badCert),
-		errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
+		errors.Is(err, nats.ErrSecureConnRequired):
 		return fatal("nats_tls", "no TLS connection to NATS can be made",
 			"Check nats.tls: ca must hold the certificate that signed the server's.", clean)
 	case errors.Is(err, nats.ErrNoServers), errors.As(err, &op), errors.Is(err, nats.ErrTimeout):
@@ -396,7 +399,7 @@ func (c *Conn) connectFault(ctx context.Context, err error) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), c.cfg.Context != "" &&
 		!c.dialer.dialled():
 		return fatal("nats_credentials", "the settings for the connection to NATS can't be used",
-			"Check the context and the files that nats names.", clean)
+			"Check the context, and the files that the settings under nats name.", clean)
 	}
 	return transient(CodeConnect, "connect to NATS", clean)
 }

@@ -233,6 +233,17 @@ func TestAJetStreamDomainIsUsed(t *testing.T) {
 	}
 }
 
+// TestAServerWithoutTLSIsToldAsOne: its certificate is not what is wrong.
+func TestAServerWithoutTLSIsToldAsOne(t *testing.T) {
+	t.Parallel()
+	cfg := config(strings.Replace(natstest.Server(t).URL(), "nats://", "tls://", 1))
+	_, err := Connect(t.Context(), cfg)
+	wantFault(t, err, outbox.Fatal, "nats_tls")
+	if f := outbox.FaultOf(err); !strings.Contains(f.Hint, "say nats:// in nats.url") {
+		t.Error(f)
+	}
+}
+
 func TestTLSIsVerifiedByTheGivenFiles(t *testing.T) {
 	t.Parallel()
 	ca, _, cert := certificate(t)

@@ -24,15 +24,15 @@ var nats = []Finding{
 		Hint:  "Nothing to do: it happens when a session ends."},
 	{Code: "nats_auth", Severity: Critical, Classes: fatal,
 		Title: "NATS refuses the credentials",
-		Hint: "Check nats.creds, nats.nkey, nats.user, nats.token or the context, and the server's " +
-			"accounts. Have the credentials expired?"},
+		Hint: "Check nats.creds, nats.nkey, nats.user with its password, nats.token or the context, and " +
+			"the server's accounts. Have the credentials expired?"},
 	{Code: "nats_credentials", Severity: Critical, Classes: fatal,
 		Title: "A file with NATS credentials or certificates, or the context, can't be used",
 		Hint:  "Check the context and the files that the settings under nats name, and who may read them."},
 	{Code: "nats_tls", Severity: Critical, Classes: fatal,
 		Title: "No TLS connection to NATS can be made",
 		Hint: "Check nats.tls: ca must hold the certificate that signed the server's. Has a certificate " +
-			"expired?"},
+			"expired? Does the server offer TLS at all?"},
 	{Code: "nats_permission", Severity: Critical, Classes: fatal,
 		Title:   "NATS forbids something that Outflow needs",
 		Hint:    "Give its user the permissions that docs/nats.md lists.",
