@@ -63,6 +63,7 @@ type Status struct {
 	State     State      `json:"state"`
 	Since     time.Time  `json:"since"`                       // when the state began
 	Error     string     `json:"error,omitempty"`             // why the last session ended
+	Code      string     `json:"code,omitempty"`              // of Error; "": it is none of the catalogue
 	Fault     *Fault     `json:"fault,omitempty"`             // nil: none; read-only
 	Held      int        `json:"held"`                        // events in the buffer
 	HeldBytes int64      `json:"held_bytes"`                  // of them, as reorder.max_bytes counts
@@ -198,7 +199,7 @@ func (h *health) failed(f *outbox.Fault, again bool) (since time.Time) {
 		found.Since = old.Since
 	}
 	h.change(StateFault, found.Since)
-	h.snap.Fault, h.snap.Error = found, f.Code+": "+f.Error()
+	h.snap.Fault, h.snap.Error, h.snap.Code = found, f.Code+": "+f.Error(), f.Code
 	return found.Since
 }
 
@@ -207,7 +208,7 @@ func (h *health) recovered() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now, since := time.Now(), h.snap.Fault.Since
-	h.snap.Fault, h.snap.Error = nil, ""
+	h.snap.Fault, h.snap.Error, h.snap.Code = nil, "", ""
 	h.snap.Since, h.snap.ReadyChanged = now, now
 	return since
 }
@@ -231,9 +232,12 @@ func (h *health) set(s State, err error) {
 	switch {
 	case h.snap.Fault != nil:
 	case err != nil:
-		h.snap.Error = err.Error()
+		h.snap.Error, h.snap.Code = err.Error(), ""
+		if f := outbox.FaultOf(err); f != nil {
+			h.snap.Code = f.Code
+		}
 	case s == StateRunning || s == StateStandby:
-		h.snap.Error = ""
+		h.snap.Error, h.snap.Code = "", ""
 	}
 	if s == StateStandby { // somebody else publishes: what was known of that is over
 		h.snap.Received, h.snap.Published, h.snap.Confirmed, h.snap.Seq = 0, 0, 0, 0

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -147,5 +148,26 @@ func TestLagOfALongHorizonIsThatOfALookThatWasReached(t *testing.T) {
 			t.Fatalf("look %d: lag %v", i, s.Lag(now))
 		}
 		now = now.Add(monitorInterval)
+	}
+}
+
+// TestTheCodeOfAnErrorIsThatOfItsFault: it goes when the error does.
+func TestTheCodeOfAnErrorIsThatOfItsFault(t *testing.T) {
+	h := &health{}
+	h.init()
+	for _, c := range []struct {
+		state State
+		err   error
+		want  string
+	}{
+		{StateAway, &outbox.Fault{Code: "no_storage", Message: "m"}, "no_storage"},
+		{StateWaiting, nil, "no_storage"},
+		{StateWaiting, errors.New("x"), ""},
+		{StateAway, &outbox.Fault{Code: "nats_lost"}, "nats_lost"},
+		{StateRunning, nil, ""},
+	} {
+		if h.set(c.state, c.err); h.snapshot().Code != c.want {
+			t.Errorf("%v after %v: %q", c.state, c.err, h.snapshot().Code)
+		}
 	}
 }

@@ -60,6 +60,12 @@ func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
 			r.NATS.Read, r.Stream.Read, r.ConsumerList = down, down, down
 		}, Bad, "nats_connect", "the slot is lost in about 15 min, when 900 MiB more are written", "would",
 			"good good good warning bad unknown"},
+		"NATS is there, and refuses": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.State, s.Code, s.Error = pipeline.StateAway, "no_storage", "the server has no room"
+		}, Bad, "no_storage", "the slot is lost in about 15 min", "would", "good good good warning bad idle"},
+		"between two sessions": {func(s *pipeline.Status, _ *watch.Reading) {
+			s.State, s.Code, s.Error = pipeline.StateWaiting, "no_storage", "the server has no room"
+		}, Bad, "no_storage", "the slot is lost in about 15 min", "would", "good good idle idle good idle"},
 		"PostgreSQL is away": {func(s *pipeline.Status, r *watch.Reading) {
 			s.State = pipeline.StateWaiting
 			r.Postgres.Read, r.Slot.Read = down, down

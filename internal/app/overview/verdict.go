@@ -94,12 +94,21 @@ func (r *Report) ofPipeline() Verdict {
 	// Between sessions, or before the first one.
 	v.Level, v.State, v.Since = Bad, "Not publishing", s.ReadyChanged
 	switch {
-	case s.State == pipeline.StateAway, r.NATS.Error != "":
-		v.find(sink.CodeConnect, first(r.NATS.Error, s.Error), "")
+	case r.NATS.Error != "":
+		v.find(sink.CodeConnect, r.NATS.Error, "")
+	case s.State == pipeline.StateAway: // it may be there, and refuse
+		code := s.Code
+		if code == "" {
+			code = sink.CodeConnect
+		}
+		v.find(code, s.Error, "")
 	case r.Postgres.Error != "":
 		v.find(postgres.CodeConnect, r.Postgres.Error, "")
 	case s.Error != "":
 		v.Cause, v.Do = s.Error, "Nothing, unless it stays: outflow tries again by itself"
+		if s.Code != "" {
+			v.find(s.Code, s.Error, "")
+		}
 	default:
 		v.Level, v.State, v.Do = Unknown, "Starting", "Wait a moment"
 	}
