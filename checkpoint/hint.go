@@ -128,8 +128,8 @@ func (c Config) anew() string {
 	if c.Mapping.Source.Messages() {
 		again = "let the services write the events of that range again"
 	}
-	return "start anew, as docs/operations.md says: `outflow uninstall --with-stream`, `outflow init`; then " +
-		again + ", or accept the gap"
+	return "start anew, as docs/operations.md says: `outflow uninstall --with-stream`, `outflow init`; " +
+		"then " + again + ", or accept the gap"
 }
 
 func (c Config) hintLost() string {

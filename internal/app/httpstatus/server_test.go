@@ -41,7 +41,8 @@ func TestAProbeSaysForHowLongItIsNotReady(t *testing.T) {
 	now := time.Now()
 	h := handler(&Source{
 		Status: func() pipeline.Status {
-			return pipeline.Status{State: pipeline.StateWaiting, Since: now, ReadyChanged: now.Add(-time.Hour)}
+			return pipeline.Status{State: pipeline.StateWaiting, Since: now,
+				ReadyChanged: now.Add(-time.Hour)}
 		},
 		Metrics: prometheus.NewRegistry(),
 	}, new(history))

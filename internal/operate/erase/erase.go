@@ -92,7 +92,8 @@ func (o *Options) check() error {
 	case o.Request == "":
 		return bad("--request is missing: give the erasure a name, such as gdpr-2026-41")
 	case !requestName().MatchString(o.Request):
-		return bad("--request %q can't be a name: letters, digits and . _ - are possible, at most 100", o.Request)
+		return bad("--request %q can't be a name: letters, digits and . _ - are possible, at most 100",
+			o.Request)
 	case strings.Contains(o.Request, o.Doc):
 		return bad("--request %q has the document in it, and outlives the erasure: give a name without %q",
 			o.Request, o.Doc)
