@@ -141,8 +141,10 @@ func TestErrorsAreSaidOnStandardError(t *testing.T) {
 		{"nearly a command", nil, []string{"verson"},
 			"outflow: there is no command \"verson\". The nearest is version\nsee outflow --help\n"},
 		{"unknown flag", nil, []string{"config", "--horizon", "1s"},
-			"outflow: unknown flag: --horizon. The nearest setting is --reorder.horizon\nsee outflow " +
+			"outflow: unknown flag: --horizon. The nearest is --reorder.horizon\nsee outflow " +
 				"config --help\n"},
+		{"nearly a command's own flag", nil, []string{"init", "--dryrun"},
+			"outflow: unknown flag: --dryrun. The nearest is --dry-run\nsee outflow init --help\n"},
 		{"flag that is near to none", nil, []string{"run", "--watch"},
 			"outflow: unknown flag: --watch\nsee outflow run --help\n"},
 		{"unknown variable that is near to none", []string{"OUTFLOW_WATCH=1s"}, []string{"config"},

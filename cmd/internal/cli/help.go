@@ -133,8 +133,14 @@ func flagError(cmd *cobra.Command, err error) error {
 	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" && config.HasSettings(cmd) {
-		if near := config.NearestFlag(unknown.GetSpecifiedName()); near != "" {
-			return fmt.Errorf("%w. The nearest setting is %s", err, near)
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, f.Name)
+			}
+		})
+		if near := config.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+			return fmt.Errorf("%w. The nearest is --%s", err, near)
 		}
 	}
 	return err

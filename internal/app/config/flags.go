@@ -37,16 +37,6 @@ const settingAnnotation = "outflow_setting"
 // IsSetting tells the flags of settings from a command's own.
 func IsSetting(f *pflag.Flag) bool { return f.Annotations[settingAnnotation] != nil }
 
-// NearestFlag returns the flag of the setting that name was most likely meant to be, with its dashes; "" if
-// none is near.
-func NearestFlag(name string) string {
-	near := Nearest(name, paths)
-	if near == "" {
-		return ""
-	}
-	return "--" + near
-}
-
 // argument keeps the text it is given: values are checked together with those of the other sources.
 type argument struct {
 	args       Args
