@@ -132,7 +132,7 @@ func (s *session) housekeep(now time.Time, idle bool) error {
 	if err := s.pub.Check(now); err != nil {
 		return ofJetStream(err)
 	}
-	s.outage.acknowledged(acked, s.pub.Sent())
+	s.settleOutage(now, acked)
 	s.say(now)
 	if i := s.island; i != nil && !i.Starting() && !i.lively(now) {
 		return errSilent // also where nothing is to be published: the others may answer now, and not later

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,10 +43,34 @@ func TestOutagesHave30SecondsEach(t *testing.T) {
 		well        bool
 	}{{10, 12, false}, {11, 12, true}, {10, 10, true}} {
 		o := outage{since: begun, tries: 3, resumed: 10}
-		if o.acknowledged(c.acked, c.sent); o.since.IsZero() != c.well || (o.tries == 0) != c.well {
+		if o.acknowledged(c.acked, c.sent) != c.well || o.since.IsZero() != c.well || (o.tries == 0) != c.well {
 			t.Errorf("behind 10, %d of %d acknowledged: %+v", c.acked, c.sent, o)
 		}
 	}
+}
+
+// TestNATSThatStoresNothingIsNotBack: it answers all but what is published, as with a full disk.
+func TestNATSThatStoresNothingIsNotBack(t *testing.T) {
+	inBubble(t, defaults, 0, func(t *testing.T, w *harness) {
+		log := &strings.Builder{}
+		pr := w.running(options{log: log})
+		w.write(3)
+		w.published()
+		w.with(func() { w.js.drop = 1 << 30 })
+		w.write(3)
+		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 3 })
+		if s := pr.p.Status(); s.State != StateAway || s.Ready() {
+			t.Errorf("%+v", s)
+		}
+		w.with(func() { w.js.drop = 0 })
+		w.published()
+		w.until(time.Minute, "it runs", func() bool { return pr.p.Status().State == StateRunning })
+		w.wantSameStream()
+		must.Succeed(t, pr.stop())
+		if n := strings.Count(log.String(), "NATS is back"); n != 1 {
+			t.Errorf("%d times\n%s", n, log)
+		}
+	})
 }
 
 // The process is alive while it waits for NATS, and says why it does.

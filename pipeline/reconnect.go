@@ -51,12 +51,14 @@ type outage struct {
 	newest  *outbox.Header // of the message there
 }
 
-// acknowledged notes that something was acknowledged on the new connection, or that nothing is left to be:
-// the next failure is another outage.
-func (o *outage) acknowledged(acked, sent uint64) {
-	if !o.since.IsZero() && (acked > o.resumed || acked == sent) {
-		o.since, o.tries = time.Time{}, 0
+// acknowledged reports whether an outage is over: something was acknowledged on the new connection, or nothing
+// is left to be. The next failure is another outage.
+func (o *outage) acknowledged(acked, sent uint64) (over bool) {
+	if o.since.IsZero() || acked <= o.resumed && acked < sent {
+		return false
 	}
+	o.since, o.tries = time.Time{}, 0
+	return true
 }
 
 // probe is what an attempt to reconnect has opened and read.
@@ -260,11 +262,20 @@ func (s *session) resume(pr *probe) (err error) {
 	s.tracker.Reconnected(pr.asked, pr.stream.Now, now)
 	s.heard, s.outage.resumed = pr.asked, pr.stream.LastSeq
 	s.metrics.resumptions.Inc()
-	s.p.health.set(StateRunning, nil)
-	s.log.Info("NATS is back; going on behind seq", "seq", pr.stream.LastSeq, "acknowledged", acked, "sent",
-		pub.Sent(),
-		"after", now.Sub(s.outage.since).Round(time.Millisecond))
+	s.log.Debug("NATS answers; going on behind seq", "seq", pr.stream.LastSeq, "acknowledged", acked, "sent",
+		pub.Sent())
 	return nil
+}
+
+// settleOutage says that NATS is back when it has stored something again: one whose disk is full answers all
+// else, and the session goes on with it in vain.
+func (s *session) settleOutage(now time.Time, acked uint64) {
+	since := s.outage.since
+	if !s.outage.acknowledged(acked, s.pub.Sent()) {
+		return
+	}
+	s.p.health.set(StateRunning, nil)
+	s.log.Info("NATS is back", "acknowledged", acked, "after", now.Sub(since).Round(time.Millisecond))
 }
 
 // checkEnd returns an error unless the stream ends with messages of this session, at or behind the newest one
