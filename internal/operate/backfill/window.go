@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
@@ -46,7 +47,7 @@ func (w *Window) After() relay.Checkpoint {
 // which must be Of. A fault of class Poison names a row that can't be published; all rows before it are
 // acknowledged then.
 func (w *Window) Publish(ctx context.Context) (uint64, error) {
-	l, q, at := w.Conns, w.Query, w.Checkpoint
+	l, at := w.Conns, w.Checkpoint
 	if at.Settings.ByGap() {
 		var err error
 		if w.memory, err = l.remember(ctx, at.Seq, at.Settings.Gap.Memory); err != nil {
@@ -55,15 +56,6 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	}
 	if w.Of == 0 {
 		return 0, nil
-	}
-	columns := w.Snapshot.StreamedColumns(l.Layout.Columns())
-	read, err := NewRows(l.cfg, l.Layout, columns)
-	if err != nil {
-		return 0, err
-	}
-	q.Columns = make([]string, len(columns))
-	for i, c := range columns {
-		q.Columns[i] = c.Name
 	}
 	if err := l.NATS.Watch(ctx); err != nil {
 		return 0, err
@@ -76,14 +68,7 @@ func (w *Window) Publish(ctx context.Context) (uint64, error) {
 	defer task.End()
 	n := 0
 	h := outbox.Header{Of: w.Of, Due: at.Due, Thru: at.Due, Timeline: at.Timeline}
-	err = w.Snapshot.Rows(ctx, q, func(values [][]byte) error {
-		e, err := read.Event(values)
-		if err != nil {
-			return err
-		}
-		if w.Wanted != nil && !w.Wanted(e) {
-			return nil
-		}
+	err := w.events(ctx, w.Query, func(e *relay.Event) error {
 		if n == w.Of { // it would be behind the end of the window
 			return fmt.Errorf("%d events were missing, and more rows were read of them", w.Of)
 		}
@@ -146,30 +131,82 @@ func (w *Window) ReadBack(ctx context.Context) (gone uint64, err error) {
 	return w.done - n, err
 }
 
+// events calls f with the events of its rows.
+func (w *Window) events(ctx context.Context, q tablesnapshot.Query, f func(*relay.Event) error) error {
+	columns := w.Snapshot.StreamedColumns(w.Conns.Layout.Columns())
+	read, err := NewRows(w.Conns.cfg, w.Conns.Layout, columns)
+	if err != nil {
+		return err
+	}
+	q.Columns = make([]string, len(columns))
+	for i, c := range columns {
+		q.Columns[i] = c.Name
+	}
+	return w.Snapshot.Rows(ctx, q, func(values [][]byte) error {
+		e, err := read.Event(values)
+		if err != nil || w.Wanted != nil && !w.Wanted(e) {
+			return err
+		}
+		return f(e)
+	})
+}
+
 // CheckFits refuses more rows than the stream keeps messages: it would discard the first of them, and all
-// that it has, before anybody has read it.
-func (l *Conns) CheckFits(ctx context.Context, rows int) error {
+// that it has, before anybody has read it. Those that replace one another need no room.
+func (w *Window) CheckFits(ctx context.Context) error {
+	l := w.Conns
 	limits, err := l.NATS.Limits(ctx)
 	if err != nil {
 		return err
 	}
-	what := ""
-	switch {
-	case limits.Messages > 0 && int64(rows) > limits.Messages:
-		what = fmt.Sprintf("max_msgs %d", limits.Messages)
-	case limits.Bytes > 0 && limits.Average > 0 && int64(rows) > limits.Bytes/limits.Average:
-		what = fmt.Sprintf("max_bytes %d, room for about %d messages", limits.Bytes,
-			limits.Bytes/limits.Average)
-	default:
-		return nil
+	what, room := "", int64(w.Of)
+	if n := limits.Messages; n > 0 && n < room {
+		what, room = fmt.Sprintf("max_msgs %d", n), n
+	}
+	if limits.Bytes > 0 && limits.Average > 0 && limits.Bytes/limits.Average < room {
+		room = limits.Bytes / limits.Average
+		what = fmt.Sprintf("max_bytes %d, room for about %d messages", limits.Bytes, room)
+	}
+	if fits, err := w.replaced(ctx, limits.PerSubject, room); what == "" || fits || err != nil {
+		return err
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "stream_limits",
 		Message: fmt.Sprintf("%d rows would be published at once, and stream %s has %s: it would discard "+
-			"the first of them, and all that it has", rows, l.cfg.Stream, what),
+			"the first of them, and all that it has", w.Of, l.cfg.Stream, what),
 		Hint: "Nothing was published. Raise the limit with `nats stream edit`, until consumers have read " +
 			"what is published. A repair can leave out the oldest rows with --where",
 	}
+}
+
+// replaced reports whether the stream keeps no more of the rows than it has room for, because it replaces the
+// others: it keeps so many of each subject, 0: all.
+func (w *Window) replaced(ctx context.Context, perSubject, room int64) (bool, error) {
+	if perSubject == 0 || int64(w.Of) <= room {
+		return false, nil
+	}
+	settings, err := wiring.Sink(w.Conns.cfg, w.Conns.Layout, w.Conns.log)
+	if err != nil {
+		return false, err
+	}
+	enc, err := sink.NewEncoder(settings)
+	if err != nil {
+		return false, err
+	}
+	defer progress.Wait(ctx, "looking for the subjects of the rows")()
+	q, kept, of := w.Query, int64(0), map[string]int64{}
+	q.Sorted = false
+	err = w.events(ctx, q, func(e *relay.Event) error {
+		if kept > room {
+			return nil
+		}
+		subject, _ := enc.Subject(e, &outbox.Header{ID: e.ID, Key: e.Key})
+		if of[subject]++; of[subject] <= perSubject {
+			kept++
+		}
+		return nil
+	})
+	return kept <= room, err
 }
 
 // Landed counts those of its messages that have come into the stream, by the newest of them that is there,

@@ -56,8 +56,8 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 		p.close()
 		return nil, err
 	}
-	if p.scan != nil {
-		if err := l.CheckFits(ctx, p.scan.counts[missing]); err != nil {
+	if p.scan != nil && p.scan.snap != nil {
+		if err := r.makeWindow(l, p.scan, 0).CheckFits(ctx); err != nil {
 			p.close()
 			return nil, err
 		}

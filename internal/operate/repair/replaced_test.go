@@ -217,3 +217,14 @@ func TestMoreThanTheStreamKeepsIsNotPublished(t *testing.T) {
 		t.Errorf("%+v, %v", report, err)
 	}
 }
+
+// TestRowsThatReplaceOneAnotherFit where the stream has room for the newest of each subject.
+func TestRowsThatReplaceOneAnotherFit(t *testing.T) {
+	t.Parallel()
+	set := func(c *jetstream.StreamConfig) { c.MaxMsgs, c.MaxMsgsPerSubject = rows, 1 }
+	ctx, cfg, s, _ := limited(t, set, "", rows+1)
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
+	if seq, _ := last(t, ctx, s); err != nil || report.Published != rows+1 || seq != 2*rows+1 {
+		t.Errorf("%d: %+v, %v", seq, report, err)
+	}
+}

@@ -301,17 +301,18 @@ func (s *snapshot) window(
 		return nil, refuse("snapshot_rows", "Delete rows that nobody needs",
 			"table %s has %d rows, a snapshot can have %d", s.rep.Table, of, uint32(maxRows))
 	}
-	if err := l.CheckFits(ctx, of); err != nil {
-		return nil, err
-	}
 	s.rep.Rows, s.rep.Order = of, order(l.Layout.Mapping)
-	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
-	return &backfill.Window{
+	w := &backfill.Window{
 		Conns: l, Snapshot: snap, Query: q, Of: of,
 		Checkpoint: cp, End: end, Index: outbox.RepairedIndex,
 		Wanted: func(e *relay.Event) bool { return !back.Has(e.ID) },
 		Sent:   func() { s.o.Hit("snapshot.row") },
-	}, nil
+	}
+	if err := w.CheckFits(ctx); err != nil {
+		return nil, err
+	}
+	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
+	return w, nil
 }
 
 // order names the columns that the rows are sorted by.
