@@ -17,8 +17,9 @@ import (
 // the lowest version that can say what it has to: a program that does not know something refuses the record
 // by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = clustersVersion // the newest
+	recordVersion = begunVersion // the newest
 
+	begunVersion = 10 // what a repair that is under way has begun to publish
 	// an owner, for a stream that clusters share; a hello, of a home for which others publish; checkpoints
 	// with what a home has said, which version 8 had for a day
 	clustersVersion = 9
@@ -49,6 +50,8 @@ type Record struct {
 	// the slot is still to be made; with them, the newest is where the repaired outflow goes on, and what the
 	// table has before it may not be published yet.
 	Repairing string `json:"repairing,omitempty"`
+	// Begun is what that repair has begun to publish; nil: nothing yet.
+	Begun *Begun `json:"begun,omitempty"`
 	// Stopped is the code of a fault that was seen to happen, and that readings need not show any more. It
 	// stands until a repair accepts it: otherwise a supervisor that starts outflow again would pass over it.
 	Stopped string `json:"stopped,omitempty"`
@@ -97,6 +100,36 @@ type Record struct {
 // ForSnapshot is what Repairing says while `outflow init --snapshot` publishes the rows that were there
 // before the slot. A program that does not know it takes it for a repair, and refuses to run as well.
 const ForSnapshot = "snapshot"
+
+// Begun is what a repair that is under way has begun to publish, in all its attempts.
+type Begun struct {
+	Durable uint64 `json:"durable"` // what the broker had up to here when the first one began, it keeps
+	// ascending: each published until the next one began
+	Attempts []Attempt `json:"attempts"`
+}
+
+// Attempt is an attempt of a repair: behind a sequence it publishes rows in their order, each as one message.
+type Attempt struct {
+	Seq   uint64    `json:"seq"`
+	Where string    `json:"where,omitempty"` // the rows for which this holds, and that were missing then
+	Sum   uint64    `json:"sum"`             // of the hashes of their ids
+	At    time.Time `json:"at"`              // when it began, UTC
+}
+
+func (r *Record) validateBegun() error {
+	if r.Begun == nil {
+		return nil
+	}
+	if r.Repairing == "" || r.Repairing == ForSnapshot || r.Version < begunVersion {
+		return fmt.Errorf("a repair was begun, in version %d, with repairing=%q", r.Version, r.Repairing)
+	}
+	for i, a := range r.Begun.Attempts {
+		if a.At.IsZero() || i > 0 && a.Seq <= r.Begun.Attempts[i-1].Seq {
+			return fmt.Errorf("attempt %d behind sequence %d, of %v", i, a.Seq, a.At)
+		}
+	}
+	return nil
+}
 
 // PublicationSeen is the publication that the rows came through, and up to where that is known.
 type PublicationSeen struct {
@@ -174,6 +207,8 @@ func (r *Record) Encode() ([]byte, error) {
 	c := *r
 	c.Version = repairVersion
 	switch {
+	case c.Begun != nil:
+		c.Version = begunVersion
 	case c.Epoch > 0, c.Hello > 0, c.Reader != nil, c.Mapping.Cluster > 0,
 		slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Said != relay.Said{} }):
 		c.Version = clustersVersion
@@ -311,7 +346,8 @@ func (r *Record) validate() error {
 			return fmt.Errorf("checkpoint %d: %w", i, err)
 		}
 	}
-	if err := errors.Join(r.validateOwner(), r.validateLeft(), r.validateReader()); err != nil {
+	err := errors.Join(r.validateBegun(), r.validateOwner(), r.validateLeft(), r.validateReader())
+	if err != nil {
 		return err
 	}
 	for i, h := range r.Holes {

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -96,7 +97,7 @@ func TestARecordThatCannotBeIsRefused(t *testing.T) {
 		"empty":           {"", "record_corrupt"},
 		"cut":             {good[:len(good)/2], "record_corrupt"},
 		"no version":      {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
-		"newer":           {strings.Replace(good, `"v":5,`, `"v":10,"new":true,`, 1), "record_version"},
+		"newer":           {strings.Replace(good, `"v":5,`, `"v":11,"new":true,`, 1), "record_version"},
 		"table too early": {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
 		"path, no table":  {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
 		"own too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1),
@@ -383,5 +384,34 @@ func TestRangesOfHolesAreCountedAndFound(t *testing.T) {
 	}
 	if !reflect.DeepEqual(holes, []Range{{3, 5}, {8, 8}, {10, 20}}) {
 		t.Error("the holes were changed")
+	}
+}
+
+func TestARecordSaysWhatARepairHasBegun(t *testing.T) {
+	t.Parallel()
+	begun := func() *Record {
+		r := record(at(0x1000, 5, time.Hour))
+		r.Repairing = "slot_missing"
+		r.Begun = &Begun{Durable: 3, Attempts: []Attempt{{Seq: 5, Sum: math.MaxUint64, At: epoch},
+			{Seq: 9, Where: "id > 7", At: epoch}}}
+		return r
+	}
+	doc, err := begun().Encode()
+	must.Succeed(t, err)
+	if got, err := Decode(doc); err != nil || got.Version != begunVersion ||
+		!reflect.DeepEqual(got.Begun, begun().Begun) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for name, change := range map[string]func(*Record){
+		"no repair":    func(r *Record) { r.Repairing = "" },
+		"a snapshot":   func(r *Record) { r.Repairing = ForSnapshot },
+		"out of order": func(r *Record) { r.Begun.Attempts[1].Seq = 5 },
+		"at no time":   func(r *Record) { r.Begun.Attempts[0].At = time.Time{} },
+	} {
+		r := begun()
+		change(r)
+		if _, err := r.Encode(); err == nil {
+			t.Error(name)
+		}
 	}
 }

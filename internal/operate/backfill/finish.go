@@ -74,14 +74,24 @@ func (r *Readings) WentBack() bool {
 // again, and the next message says so. What was durable once may be in no table any more, and nobody says it
 // of that.
 func (r *Readings) End() uint64 {
-	st, rec := r.Stream, r.Record
-	switch {
-	case st.NewestSeq == 0:
+	st := r.Stream
+	if st.NewestSeq == 0 {
 		return st.LastSeq
-	case rec == nil || !rec.Created.Equal(st.Created):
-		return st.NewestSeq
+	}
+	return max(st.NewestSeq, min(r.Durable(), st.LastSeq))
+}
+
+// Durable is up to which sequence the broker loses nothing any more, as far as the record says. A stream that
+// was put back counts up to its newest message.
+func (r *Readings) Durable() uint64 {
+	rec := r.Record
+	switch {
+	case rec == nil, r.Stream.Exists && !rec.Created.Equal(r.Stream.Created):
+		return r.Stream.NewestSeq
+	case rec.Begun != nil: // what its attempts have published need not be
+		return rec.Begun.Durable
 	case len(rec.Checkpoints) == 0:
-		return max(st.NewestSeq, min(rec.Base, st.LastSeq))
+		return rec.Base
 	}
 	all := rec.Checkpoints
 	durable := all[0].Seq
@@ -90,7 +100,7 @@ func (r *Readings) End() uint64 {
 			durable = p.Seq
 		}
 	}
-	return max(st.NewestSeq, min(durable, st.LastSeq))
+	return durable
 }
 
 // AwaitDurable waits until the end of the stream can no longer be lost, because the WAL that made it may be
@@ -150,7 +160,8 @@ func (l *Conns) Finish(ctx context.Context, rec *checkpoint.Record, revision uin
 	}
 	cp.Seq = end
 	done := *rec
-	done.Repairing, done.Base, done.Holes, done.Publication.TableOID = "", cp.Seq, nil, table
+	done.Repairing, done.Begun, done.Base, done.Holes = "", nil, cp.Seq, nil
+	done.Publication.TableOID = table
 	done.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: cp, Since: time.Now().UTC()}}
 	rd.Record = &done
 	if _, err := checkpoint.Resolve(l.CC, rd.Readings); err != nil {

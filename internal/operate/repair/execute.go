@@ -117,7 +117,7 @@ func (f *finding) begunFor() string {
 }
 
 // begun reports whether a repair into this stream is under way. What its attempts have published lies behind
-// the record's base.
+// the record's base, and need not be accepted: it may be lost, and comes again.
 func (f *finding) begun() bool {
 	rec := f.Record
 	return rec != nil && rec.Repairing != "" && rec.Created.Equal(f.Stream.Created)
@@ -126,7 +126,11 @@ func (f *finding) begun() bool {
 // inProgress is the record of a repair that is under way.
 func (r *repair) inProgress(l *backfill.Conns, f *finding) *checkpoint.Record {
 	rec := l.NewRecord(f.Readings)
+	rec.Begun = &checkpoint.Begun{Durable: f.Durable()}
 	if f.Record != nil {
+		if was := f.Record.Begun; was != nil { // also where the stream was put back from a copy
+			rec.Begun.Attempts = was.Attempts
+		}
 		rec.Base, rec.Checkpoints, rec.Holes = f.Record.Base, f.Record.Checkpoints, f.Record.Holes
 		if before := f.published(); before != 0 { // until its rows are published, too
 			rec.Publication.TableOID = before
@@ -172,14 +176,12 @@ func (r *repair) keepSlot(ctx context.Context, l *backfill.Conns, f *finding, p 
 // behind the anchor: a checkpoint there would be none to go on from.
 func (r *repair) saveAnchor(ctx context.Context, l *backfill.Conns, f *finding, rec *checkpoint.Record,
 	anchor relay.Checkpoint) error {
-	anchor.Seq = f.End()
-	// What an attempt before has published need not be durable: it may be lost, and comes again.
-	if f.begun() {
+	if anchor.Seq = f.End(); f.begun() {
 		anchor.Seq = min(anchor.Seq, f.Record.Base)
 	}
 	anchor.Tally = relay.Tally{} // what is repaired did not come through the WAL
 	rec.Checkpoints = []checkpoint.StoredCheckpoint{{Checkpoint: anchor, Since: time.Now().UTC()}}
-	rec.Base = anchor.Seq
+	rec.Base, rec.Holes = anchor.Seq, f.Holes(rec.Holes)
 	return r.save(ctx, l, f, rec)
 }
 
@@ -290,6 +292,10 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	}
 	w := r.makeWindow(l, s, f.End())
 	if w.Of > 0 {
+		s.addAttempt(rec.Begun)
+		if err := r.save(ctx, l, f, rec); err != nil {
+			return err
+		}
 		progress.Step(ctx, "publishing %d events", w.Of)
 	}
 	r.window = w

@@ -360,6 +360,9 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 		if err := s.readCandidates(ctx); err != nil {
 			return err
 		}
+		if err := s.readAttempts(ctx); err != nil {
+			return err
+		}
 	}
 	progress.Step(ctx, "%d rows; reading the headers of stream %s", len(s.outcomes), s.r.cfg.Stream)
 	if err := s.readStream(ctx, rd, keep); err != nil {
@@ -379,7 +382,7 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 			return err
 		}
 	}
-	if err := s.findReplaced(ctx, rd); err != nil {
+	if err := s.findReplaced(ctx, rd, keep); err != nil {
 		return err
 	}
 	if s.r.o.Where != "" || s.onlyNew && s.went == 0 || s.counts[missing] == 0 {

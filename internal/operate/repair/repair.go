@@ -14,13 +14,14 @@
 //     is the checkpoint behind which the WAL brings everything, is at or above its confirmed LSN. Otherwise
 //     the slot is made anew, and the anchor is where it begins. A record without checkpoints means that the
 //     slot has yet to be made; one with the anchor, that it is the right one.
-//  4. The missing rows are published, each at its expected sequence. If a message is refused, somebody else
-//     has published, and everything is read and compared again.
+//  4. The record says which rows are missing, and behind which sequence they come. They are published, each
+//     at its expected sequence. If a message is refused, somebody else has published, and everything is read
+//     and compared again.
 //  5. The stream is read back. After sink.durable_after the record is saved without `repairing`, with the
 //     anchor as its only checkpoint and with base, up to which messages are not compared with any WAL.
 //
-// A repair that was killed is run again. It finds the rows that are in the stream by now and publishes the
-// others.
+// A repair that was killed is run again. It finds the rows that are in the stream by now, or that were and
+// that the stream has replaced or discarded, and publishes the others.
 //
 // # Events that are not rows
 //

@@ -2,57 +2,208 @@ package repair
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"slices"
+	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
-// findReplaced finds the candidates that a repair which is under way has published, and whose messages the
-// stream has replaced or discarded since, by its own limits. Each of its attempts goes on behind the one
-// before: if as many rows are missing up to the newest message as are gone behind where the first one began,
-// it is they. Once more they would come behind what came after them.
-func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings) error {
-	if s.latest == nil || s.counts[missing] == 0 {
-		return nil
-	}
-	at, known := *s.begun, rd.Explained(s.again)
-	gone := int(s.newest - at - s.present - known.Within(at+1, s.newest).Count())
-	if gone <= 0 {
+// attempt is an attempt of the repair that is under way.
+type attempt struct {
+	checkpoint.Attempt
+	rows []idHash // for which its condition holds, in the order of publication
+
+	all    int    // how many messages the stream has behind its sequence
+	there  int    // how many of them are its own
+	last   uint64 // the last one of those
+	latest idHash // the event of that
+}
+
+// readAttempts reads the rows that each attempt looked at, as they are now.
+func (s *scan) readAttempts(ctx context.Context) error {
+	if len(s.attempts) == 0 {
 		return nil
 	}
 	defer progress.Wait(ctx, "PostgreSQL sorts the rows of table "+s.l.Layout.Mapping.Table)()
 	column, _ := s.snap.Table().Column(s.l.Layout.ID)
-	there := false      // the newest message's row, among the rows so far
-	var before []idHash // those before it that are missing
-	err := s.snap.Rows(ctx, tablesnapshot.Query{
-		Mapping: s.l.Layout.Mapping, ID: s.l.Layout.ID, Columns: []string{s.l.Layout.ID},
-		Where: s.r.o.Where, Sorted: true,
-	}, func(v [][]byte) error {
-		raw, _ := rawID(column, v[0])
-		id := hashID(string(outbox.AppendHeaderValue(nil, raw)))
-		if there = there || id == *s.latest; !there && s.outcomes[id] == missing {
-			before = append(before, id)
+	for i := range s.attempts {
+		a := &s.attempts[i]
+		same := func(o attempt) bool { return o.Where == a.Where }
+		if n := slices.IndexFunc(s.attempts[:i], same); n >= 0 {
+			a.rows = s.attempts[n].rows
+			continue
 		}
-		return nil
-	})
-	switch {
-	case err != nil:
-		return err
-	case !there || len(before) > 0 && len(before) != gone:
-		return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %d events "+
-			"that are not in stream %s any more, and %d rows that it may have published are in no message: "+
-			"which of them it has can't be told", gone, s.r.cfg.Stream, len(before)),
-			"Give the --where that it was begun with, or a condition that holds for the row of the "+
-				"stream's newest message and for none that comes before that, by document and key")
-	}
-	for _, id := range before {
-		s.set(id, inStream)
-	}
-	if len(before) > 0 {
-		s.replaced = uint64(gone)
+		err := s.snap.Rows(ctx, tablesnapshot.Query{
+			Mapping: s.l.Layout.Mapping, ID: s.l.Layout.ID, Columns: []string{s.l.Layout.ID}, Where: a.Where,
+			Sorted: true,
+		}, func(v [][]byte) error {
+			if raw, ok := rawID(column, v[0]); ok {
+				id := hashID(string(outbox.AppendHeaderValue(nil, raw)))
+				if a.rows = append(a.rows, id); !s.candidate(id) {
+					s.beside[id] = missing
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+func (s *scan) candidate(id idHash) bool {
+	_, is := s.outcomes[id]
+	return is
+}
+
+// missing reports whether a row that is a candidate, or that an attempt looked at, is in no message.
+func (s *scan) missing(id idHash) bool {
+	was, candidate := s.outcomes[id]
+	if !candidate {
+		was = s.beside[id]
+	}
+	return was == missing
+}
+
+// attemptAt is the attempt that published a message at that sequence; -1: none did.
+func (s *scan) attemptAt(seq uint64) int {
+	n, _ := slices.BinarySearchFunc(s.attempts, seq, func(a attempt, seq uint64) int {
+		if a.Seq < seq {
+			return -1
+		}
+		return 1
+	})
+	return n - 1
+}
+
+// stored notes a message behind the sequence of an attempt.
+func (s *scan) stored(seq uint64) {
+	if n := s.attemptAt(seq); n >= 0 {
+		s.attempts[n].all++
+	}
+}
+
+// published notes that a repair has published it.
+func (s *scan) published(seq uint64, id idHash) {
+	if n := s.attemptAt(seq); n >= 0 {
+		a := &s.attempts[n]
+		a.there, a.last, a.latest, s.by[id] = a.there+1, seq, id, n
+	}
+}
+
+// sum is the part of an id in the sum of an attempt.
+func (id idHash) sum() uint64 { return binary.BigEndian.Uint64(id[:]) }
+
+func sum(ids []idHash) (n uint64) {
+	for _, id := range ids {
+		n += id.sum()
+	}
+	return n
+}
+
+// findReplaced finds the rows that the attempts of a repair which is under way have published, and whose
+// messages the stream has replaced or discarded since, by its own limits. Once more they would come behind
+// what came after them.
+//
+// An attempt publishes rows in their order, so it has published as many of the first ones as there are
+// sequences that are its own. By their sum they are the rows that were missing then. If they are not, because
+// some were deleted, those before its newest message are the ones that are gone if there are as many.
+func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool) error {
+	if s.snap == nil || len(s.attempts) == 0 {
+		return nil
+	}
+	end, err := s.publishedTo(ctx, rd)
+	if err != nil {
+		return err
+	}
+	known := rd.Explained(s.again)
+	for i := range s.attempts {
+		a := &s.attempts[i]
+		to := end
+		if i+1 < len(s.attempts) {
+			to = min(to, s.attempts[i+1].Seq)
+		}
+		if to <= a.Seq {
+			continue
+		}
+		gone := int(to-a.Seq) - int(known.Within(a.Seq+1, to).Count()) - a.all
+		n := max(gone, 0) + a.there
+		rows := make([]idHash, 0, len(a.rows)) // that were missing then
+		for _, id := range a.rows {
+			if by, is := s.by[id]; is && by >= i || s.missing(id) {
+				rows = append(rows, id)
+			}
+		}
+		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0)
+		first, sure := rows, exact
+		if at := slices.Index(rows, a.latest); exact {
+			first = rows[:min(n, len(rows))]
+		} else if a.there > 0 && at >= 0 && a.last == to {
+			first, sure = rows[:at], keep // in a new slot, others may have been written since
+		}
+		lost := slices.DeleteFunc(slices.Clone(first), func(id idHash) bool { return !s.missing(id) })
+		switch {
+		case gone <= 0: // nothing is
+		case sure && len(lost) == gone:
+			for _, id := range lost {
+				s.set(id, inStream)
+			}
+			s.replaced += uint64(gone)
+		case slices.ContainsFunc(lost, s.candidate):
+			return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %d events "+
+				"that are not in stream %s any more, and %d rows that it may have published are in no "+
+				"message: which of them it has can't be told", gone, s.r.cfg.Stream, len(lost)),
+				"Leave those rows out with --where. What of them is missing all the same, publish "+
+					"afterwards: outflow repair --accept rows_missing --where ...")
+		default: // they are left out
+			s.replaced += uint64(gone)
+		}
+		s.goesOn = exact && a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
+			a.Sum-sum(rows[:min(n, len(rows))]) == s.sum()
+	}
+	return nil
+}
+
+// publishedTo is up to where the stream has what attempts have published, or had it. An empty stream may have
+// lost it, unless all of it is too old.
+func (s *scan) publishedTo(ctx context.Context, rd backfill.Readings) (uint64, error) {
+	if rd.Stream.NewestSeq > 0 {
+		return rd.Stream.NewestSeq, nil
+	}
+	limits, err := s.l.NATS.Limits(ctx)
+	if age := time.Since(s.attempts[len(s.attempts)-1].At); limits.Age == 0 || age < limits.Age {
+		return 0, err
+	}
+	return rd.Stream.LastSeq, err
+}
+
+// sum is that of what is missing.
+func (s *scan) sum() (n uint64) {
+	for id, was := range s.outcomes {
+		if was == missing {
+			n += id.sum()
+		}
+	}
+	return n
+}
+
+// addAttempt adds an attempt that publishes what is missing, unless it goes on with the last one.
+func (s *scan) addAttempt(to *checkpoint.Begun) {
+	at, now := s.anchor.Seq, time.Now().UTC()
+	all := slices.DeleteFunc(slices.Clone(to.Attempts), func(a checkpoint.Attempt) bool {
+		return a.Seq >= at // the stream has gone back, or nothing was published
+	})
+	if n := len(all); s.goesOn && n == len(s.attempts) {
+		all[n-1].At = now
+	} else {
+		all = append(all, checkpoint.Attempt{Seq: at, Where: s.r.o.Where, Sum: s.sum(), At: now})
+	}
+	to.Attempts = all
 }

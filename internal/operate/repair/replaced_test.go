@@ -23,19 +23,25 @@ func limited(t *testing.T, set func(*jetstream.StreamConfig), payload string, co
 	t.Helper()
 	ctx, cfg, s, db := archived(t, 1, rows)
 	cfg.Archive.URL = ""
+	with := s.CachedInfo().Config
+	set(&with)
+	update(t, ctx, cfg, with)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'e', 'a', n, to_jsonb($2::text) FROM generate_series(1, $1::int) n`, counters, payload)
+	return ctx, cfg, s, db
+}
+
+// update gives the stream another configuration.
+func update(t *testing.T, ctx context.Context, cfg config.Config, with jetstream.StreamConfig) {
+	t.Helper()
 	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
 	defer nc.Close()
 	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
 	must.Succeed(t, err)
-	with := s.CachedInfo().Config
-	set(&with)
 	_, err = js.UpdateStream(ctx, with)
 	must.Succeed(t, err)
-	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
-	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
-		SELECT 'e', 'a', n, to_jsonb($2::text) FROM generate_series(1, $1::int) n`, counters, payload)
-	return ctx, cfg, s, db
 }
 
 // killed is a repair that ends while it waits for what it has published to be durable.
@@ -69,20 +75,47 @@ func last(t *testing.T, ctx context.Context, s jetstream.Stream) (uint64, string
 // came after it, it would be the newest of its document.
 func TestWhatAKilledRepairPublishedIsNotPublishedAgain(t *testing.T) {
 	t.Parallel()
-	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
-	ctx, cfg, s, _ := limited(t, one, "", 4)
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestAKilledRepairKnowsItsRowsNoMore: some were deleted since, and nobody can tell how far it came.
+func TestAKilledRepairKnowsItsRowsNoMore(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 4)
 	run := func(where string) (*Report, error) {
 		return Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: where})
 	}
-	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
-	_, err := run("doc_id = 'e'") // of the first row nobody can tell
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 4"})
+	db.Exec("DELETE FROM outbox WHERE doc_id = 'e' AND counter = 1")
+	_, err := run("doc_id = 'e'")
 	f := outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
-	if !strings.Contains(f.Message, "published 1 events") || !strings.Contains(f.Message, "2 rows") {
+	if !strings.Contains(f.Message, "published 2 events") || !strings.Contains(f.Message, "1 rows") {
 		t.Error(f)
 	}
-	report, err := run("doc_id = 'e' AND counter > 1")
+	report, err := run("doc_id = 'e' AND counter > 2")
 	seq, key := last(t, ctx, s)
-	if err != nil || report.Published != 1 || seq != rows+3 || !strings.HasSuffix(key, "4") {
+	if err != nil || report.Published != 1 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestTheNewestMessageTellsOfRowsThatWereDeleted: if it is none of those that are gone, they are known.
+func TestTheNewestMessageTellsOfRowsThatWereDeleted(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 4)
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'a', 1, '{}')")
+	where := "doc_id IN ('dd', 'e')"
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: where + " AND counter < 4"})
+	db.Exec("DELETE FROM outbox WHERE doc_id = 'dd'")
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: where})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 1 || seq != rows+5 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
 	}
 }
@@ -91,8 +124,7 @@ func TestWhatAKilledRepairPublishedIsNotPublishedAgain(t *testing.T) {
 // the first one had published.
 func TestWhatTwoKilledRepairsPublishedIsNotPublishedAgain(t *testing.T) {
 	t.Parallel()
-	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
-	ctx, cfg, s, _ := limited(t, one, "", 4)
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 4"})
 	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
@@ -105,8 +137,7 @@ func TestWhatTwoKilledRepairsPublishedIsNotPublishedAgain(t *testing.T) {
 // TestWhatWasPublishedIsNotForgottenWhileTheSlotIsMade, if that takes long and the repair is killed there.
 func TestWhatWasPublishedIsNotForgottenWhileTheSlotIsMade(t *testing.T) {
 	t.Parallel()
-	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
-	ctx, cfg, s, _ := limited(t, one, "", 4)
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	o := Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3", NewSlot: true}
 	killed(t, ctx, cfg, o)
 	o.Accept = "repair_unfinished"
@@ -122,8 +153,7 @@ func TestWhatWasPublishedIsNotForgottenWhileTheSlotIsMade(t *testing.T) {
 // TestTheNewestOfAKilledRepairMayBeNamed: what comes before it is left out by the condition.
 func TestTheNewestOfAKilledRepairMayBeNamed(t *testing.T) {
 	t.Parallel()
-	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
-	ctx, cfg, s, _ := limited(t, one, "", 4)
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
 	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
 		Where: "doc_id = 'e' AND counter > 2"})
@@ -137,14 +167,13 @@ func TestTheNewestOfAKilledRepairMayBeNamed(t *testing.T) {
 // not something of it is left.
 func TestAnEarlierRepairMayHavePublishedThere(t *testing.T) {
 	t.Parallel()
-	one := func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
 	for _, c := range []struct{ earlier, where string }{
 		{"doc_id = 'f'", "doc_id = 'e' AND counter > 2"},
 		{"doc_id = 'e' AND counter < 3", "doc_id = 'e' AND counter > 2"},
 	} {
 		t.Run(c.earlier, func(t *testing.T) {
 			t.Parallel()
-			ctx, cfg, s, db := limited(t, one, "", 4)
+			ctx, cfg, s, db := limited(t, onePerSubject, "", 4)
 			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
 				SELECT 'f', 'a', n, '{}' FROM generate_series(1, 2) n`)
 			report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", Where: c.earlier})

@@ -58,13 +58,12 @@ type scan struct {
 
 	// a repair was under way before this attempt, and the stream's first messages may be of that
 	unfinished bool
-	// behind which sequence that one publishes, in all its attempts, nil: nowhere yet; how many messages the
-	// stream has there, the event of the repair's newest one, nil: there is none, and how many of its events
-	// are known to be gone again
-	begun    *uint64
-	present  uint64
-	latest   *idHash
-	replaced uint64
+	sameStream bool               // that one was of this stream; else it was put back from a copy
+	attempts   []attempt          // of that one
+	beside     map[idHash]outcome // of rows that one of them looked at and that are no candidates
+	by         map[idHash]int     // the attempt that has published a message of the stream
+	replaced   uint64             // how many of the events that they published are known to be gone again
+	goesOn     bool               // this attempt goes on with what the last one has begun
 
 	// no row was missing before, and nothing has gone from the stream since: those that are now were written
 	// since
@@ -127,9 +126,13 @@ func (u *untrusted) Error() string { return u.why }
 
 func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
-		repaired: map[idHash]struct{}{}, unfinished: f.Record == nil || f.Record.Repairing != ""}
-	if s.unfinished && f.Record != nil { // also in a stream that was put back
-		s.begun = &f.Record.Base
+		repaired: map[idHash]struct{}{}, beside: map[idHash]outcome{}, by: map[idHash]int{},
+		unfinished: f.Record == nil || f.Record.Repairing != ""}
+	s.sameStream = f.begun()
+	if f.Record != nil && f.Record.Begun != nil {
+		for _, a := range f.Record.Begun.Attempts {
+			s.attempts = append(s.attempts, attempt{Attempt: a})
+		}
 	}
 	var err error
 	if f.idsMayRepeat(snap) {
@@ -210,6 +213,9 @@ func rawID(c catalog.Column, printed []byte) (string, bool) {
 const byteaOID = 17
 
 func (s *scan) set(id idHash, f outcome) {
+	if was, looked := s.beside[id]; looked && was < f {
+		s.beside[id] = f
+	}
 	was, candidate := s.outcomes[id]
 	if candidate && was < f {
 		s.outcomes[id] = f
@@ -235,10 +241,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 	var due outbox.LSN
 	read := func(m backfill.Message) error {
 		s.newest, s.newestAt = m.Seq, m.Stored
-		behind := s.begun != nil && m.Seq > *s.begun // an earlier repair has published the others
-		if behind {
-			s.present++
-		}
+		s.stored(m.Seq)
 		if len(m.Lost) > 0 {
 			s.again = s.again.With(m.Lost...)
 		}
@@ -267,9 +270,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 				s.repaired[id] = struct{}{}
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
-			if behind {
-				s.latest = &id
-			}
+			s.published(m.Seq, id)
 			return nil
 		}
 		if end, left, _ := history.Left(h.Timeline); left && h.Pos.LSN > end {

@@ -1,0 +1,227 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+func onePerSubject(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
+
+func asItIs(*jetstream.StreamConfig) {}
+
+// TestAnotherConditionDoesNotHideARow: the killed repair left one out, and the next one leaves out another,
+// whose message the stream has replaced. As many rows are missing as are gone, and it is not they.
+func TestAnotherConditionDoesNotHideARow(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (1, 3)"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
+		Where: "doc_id = 'e' AND counter > 1"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestRepairsOfDifferentRowsMayBeKilled: each of them has published up to a row of its own.
+func TestRepairsOfDifferentRowsMayBeKilled(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 3)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'f', 'a', n, '{}' FROM generate_series(1, 3) n`)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'f' AND counter < 3"})
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 3"})
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 3"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id IN ('e', 'f')"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+6 || !strings.HasSuffix(key, "3") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestANewRowBeforeThoseThatWerePublished is of no account for them, even if it is published since.
+func TestANewRowBeforeThoseThatWerePublished(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, asItIs, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'a', 1, '{}')")
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'dd'", NewSlot: true})
+	must.Succeed(t, s.DeleteMsg(ctx, rows+1))
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
+		Where: "doc_id IN ('dd', 'e')"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+5 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestWhatWasPublishedMayBeTooOld: all of it is gone from the stream, and no message is left to tell.
+func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
+	with := s.CachedInfo().Config
+	with.MaxAge, with.Duplicates = 5*time.Second, 5*time.Second
+	update(t, ctx, cfg, with)
+	await.Until(t, "all messages are gone", func() error {
+		info, err := s.Info(ctx)
+		if err == nil && info.State.Msgs > 0 {
+			err = fmt.Errorf("%d messages", info.State.Msgs)
+		}
+		return err
+	})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	if err != nil || report.Published != 2 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestAStreamThatWasPutBackHasWhatWasPublished: a repair that is killed there as well goes on from both.
+func TestAStreamThatWasPutBackHasWhatWasPublished(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rec, revision, err := l.Store.Load(ctx)
+	must.Succeed(t, err)
+	rec.Created = rec.Created.Add(-time.Hour)
+	_, err = l.Store.Save(ctx, rec, revision)
+	must.Succeed(t, err)
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 4"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 1 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestWhatWasNotDurableBeforeAKilledRepairIsSaidToBeLost, with what that has published.
+func TestWhatWasNotDurableBeforeAKilledRepairIsSaidToBeLost(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"slot_missing", "foreign_message"} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s, db := archived(t, 1, rows)
+			cfg.Archive.URL = ""
+			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				SELECT 'e', 'a', n, '{}' FROM generate_series(1, 2) n`)
+			if code == "slot_missing" {
+				db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+			} else {
+				db.Exec("SELECT pg_replication_slot_advance($1, pg_current_wal_insert_lsn())", db.Slot)
+			}
+			nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+			must.Succeed(t, err)
+			defer nc.Close()
+			ingress := strings.TrimSuffix(s.CachedInfo().Config.Subjects[0], ">")
+			_, err = nc.Request(ingress+"outbox.g", nil, time.Minute)
+			must.Succeed(t, err)
+			o := Options{Accept: code, Where: "doc_id = 'e'"}
+			killed(t, ctx, cfg, o)
+			for seq := uint64(rows + 3); seq > rows; seq-- {
+				must.Succeed(t, s.DeleteMsg(ctx, seq))
+			}
+			o.Accept = "repair_unfinished"
+			report, err := Run(ctx, cfg, quiet, o)
+			if err != nil || report.Published != 2 {
+				t.Fatalf("%+v, %v", report, err)
+			}
+			m, err := s.GetMsg(ctx, rows+4)
+			must.Succeed(t, err)
+			if from := m.Header.Get(outbox.HeaderLost); from != fmt.Sprint(rows+1) {
+				t.Errorf("lost from %q on", from)
+			}
+		})
+	}
+}
+
+// killedInside is a repair that ends when its first row is acknowledged.
+func killedInside(t *testing.T, ctx context.Context, cfg config.Config, o Options) {
+	t.Helper()
+	o.sent = runtime.Goexit
+	var attempt sync.WaitGroup
+	attempt.Go(func() {
+		report, err := Run(ctx, cfg, quiet, o)
+		t.Errorf("it was not killed: %+v, %v", report, err)
+	})
+	attempt.Wait()
+}
+
+// TestARepairMayBeKilledAgainAndAgain in the middle: each of its rows is published once, and what it has begun
+// remains one attempt.
+func TestARepairMayBeKilledAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	const of = 9
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", of)
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	for range 3 {
+		killedInside(t, ctx, cfg, o)
+		o.Accept = "repair_unfinished"
+	}
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rec, _, err := l.Store.Load(ctx)
+	must.Succeed(t, err)
+	if rec.Begun == nil || len(rec.Begun.Attempts) != 1 || rec.Begun.Durable != rows {
+		t.Errorf("%+v", rec.Begun)
+	}
+	report, err := Run(ctx, cfg, quiet, o)
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != of-3 || seq != rows+of || !strings.HasSuffix(key, "9") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestARowOfAKilledRepairMayBePublishedByAnother: what the first one had found is known all the same.
+func TestARowOfAKilledRepairMayBePublishedByAnother(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
+	killedInside(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
+	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter = 3"})
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
+// TestARowThatWasWrittenSinceIsNotTakenForOneThatIsGone, if the slot that would bring it is made anew. It is
+// published once it is known what is gone.
+func TestARowThatWasWrittenSinceIsNotTakenForOneThatIsGone(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 3)
+	const where = "doc_id IN ('dd', 'e')"
+	o := Options{Accept: "slot_missing", Where: where + " AND counter < 3"}
+	killed(t, ctx, cfg, o)
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'a', 1, '{}')")
+	o.Accept, o.NewSlot = "repair_unfinished", true
+	_, err := Run(ctx, cfg, quiet, o)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	o.Where = "doc_id = 'e' AND counter > 1"
+	report, err := Run(ctx, cfg, quiet, o)
+	if err != nil || report.Published != 1 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	report, err = Run(ctx, cfg, quiet, Options{Accept: codeMissing, Where: "doc_id = 'dd'"})
+	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+4 {
+		t.Errorf("%d: %+v, %v", seq, report, err)
+	}
+}
