@@ -51,6 +51,10 @@ func (s *scan) readAttempts(ctx context.Context) error {
 			}
 			return nil
 		})
+		if f := outbox.FaultOf(err); f != nil && f.Code == "where" { // of the candidates it was none
+			f.Hint = "The repair that did not finish has published rows by this condition: it must hold or " +
+				"not hold for each row of the table, without an error, until a repair has finished"
+		}
 		if err != nil {
 			return err
 		}

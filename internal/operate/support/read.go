@@ -285,7 +285,8 @@ func (g *gathering) readNATS(ctx context.Context) {
 		case record == nil:
 			g.add("nats/record.json", nil, true, errors.New("there is no checkpoint record"))
 		default:
-			g.json("nats/record.json", map[string]any{"revision": revision, "record": record}, nil)
+			g.json("nats/record.json", map[string]any{"revision": revision,
+				"record": withoutConditions(record)}, nil)
 		}
 	})
 	g.timed(ctx, func(ctx context.Context) {

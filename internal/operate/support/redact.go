@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lazyregexp"
 )
@@ -317,6 +318,22 @@ func (r *redactor) clean(text string, rows bool) string {
 		text = told().ReplaceAllString(hide(text, row()), "${1}${2}"+hidden+"${2}")
 	}
 	return text
+}
+
+// withoutConditions hides the conditions of a repair that is under way, which may say what rows hold.
+func withoutConditions(r *checkpoint.Record) *checkpoint.Record {
+	if r.Begun == nil {
+		return r
+	}
+	shown, begun := *r, *r.Begun
+	begun.Attempts = slices.Clone(begun.Attempts)
+	for i := range begun.Attempts {
+		if a := &begun.Attempts[i]; a.Where != "" {
+			a.Where = hidden
+		}
+	}
+	shown.Begun = &begun
+	return &shown
 }
 
 var (

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lab/tier"
 )
@@ -178,5 +179,19 @@ func TestAFileIsCutAfterItIsCleaned(t *testing.T) {
 	}
 	if got, more := cut(text[:maxFile]); more || len(got) != maxFile {
 		t.Errorf("%d bytes, %v", len(got), more)
+	}
+}
+
+// TestTheConditionsOfARepairAreHidden: they may name documents. The record itself keeps them.
+func TestTheConditionsOfARepairAreHidden(t *testing.T) {
+	t.Parallel()
+	r := &checkpoint.Record{Slot: "outflow", Begun: &checkpoint.Begun{
+		Attempts: []checkpoint.Attempt{{Seq: 3}, {Seq: 5, Where: "doc_id = 'zqdoc'"}}}}
+	text, err := json.Marshal(withoutConditions(r))
+	if err != nil || strings.Contains(string(text), "zqdoc") || !strings.Contains(string(text), `"seq":5`) {
+		t.Errorf("%s, %v", text, err)
+	}
+	if r.Begun.Attempts[1].Where == hidden || withoutConditions(&checkpoint.Record{Slot: "s"}).Slot != "s" {
+		t.Errorf("%+v", r.Begun)
 	}
 }
