@@ -75,9 +75,13 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
-	with := s.CachedInfo().Config
-	with.MaxAge, with.Duplicates = 5*time.Second, 5*time.Second
-	update(t, ctx, cfg, with)
+	keeps := func(age time.Duration) {
+		info, err := s.Info(ctx)
+		must.Succeed(t, err)
+		info.Config.MaxAge, info.Config.Duplicates = age, min(age, time.Minute)
+		update(t, ctx, cfg, info.Config)
+	}
+	keeps(5 * time.Second)
 	await.Until(t, "all messages are gone", func() error {
 		info, err := s.Info(ctx)
 		if err == nil && info.State.Msgs > 0 {
@@ -85,9 +89,16 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 		}
 		return err
 	})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e'", sent: func() { keeps(time.Hour) }}
+	report, err := Run(ctx, cfg, quiet, o)
 	if err != nil || report.Published != 2 {
-		t.Errorf("%+v, %v", report, err)
+		t.Fatalf("%+v, %v", report, err)
+	}
+	m, err := s.GetMsg(ctx, rows+3)
+	must.Succeed(t, err)
+	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+	if err != nil || h.Pos.Index != outbox.RepairedIndex+rows+2 { // it is one event's for ever
+		t.Errorf("%v, %v", h, err)
 	}
 }
 

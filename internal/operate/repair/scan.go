@@ -494,8 +494,15 @@ func (s *scan) findEdges(ctx context.Context) error {
 	})
 }
 
-// freeIndex is the first free index for what is published at the anchor.
-func (s *scan) freeIndex() uint32 { return max(outbox.RepairedIndex, s.nextIndex[s.anchor.Due]) }
+// freeIndex is the first free index for what is published at the anchor. With the sequence it ascends also if
+// nothing is left of what repairs have published there.
+func (s *scan) freeIndex() uint32 {
+	free := max(outbox.RepairedIndex, s.nextIndex[s.anchor.Due])
+	if seq := s.anchor.Seq; seq < math.MaxUint32-outbox.RepairedIndex-uint64(s.counts[missing]) {
+		free = max(free, outbox.RepairedIndex+uint32(seq))
+	}
+	return free
+}
 
 // isUntrusted reports whether err says that the slot can't be kept, and why.
 func isUntrusted(err error) (why string, ok bool) {
