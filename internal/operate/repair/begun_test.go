@@ -175,8 +175,8 @@ func killedInside(t *testing.T, ctx context.Context, cfg config.Config, o Option
 	attempt.Wait()
 }
 
-// TestARepairMayBeKilledAgainAndAgain in the middle: each of its rows is published once, and what it has begun
-// remains one attempt.
+// TestARepairMayBeKilledAgainAndAgain in the middle: each of its rows is published once, and what it has
+// begun remains one attempt.
 func TestARepairMayBeKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	const of = 9
@@ -235,4 +235,25 @@ func TestARowThatWasWrittenSinceIsNotTakenForOneThatIsGone(t *testing.T) {
 	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+4 {
 		t.Errorf("%d: %+v, %v", seq, report, err)
 	}
+}
+
+// TestOfAServerThatWasPutBackNoIdTellsWhatWasPublished: another row may have that of one whose message is
+// gone.
+func TestOfAServerThatWasPutBackNoIdTellsWhatWasPublished(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, _, db := limited(t, onePerSubject, "", 3)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rec, revision, err := l.Store.Load(ctx)
+	must.Succeed(t, err)
+	rec.Publication.Seen += 1 << 30
+	_, err = l.Store.Save(ctx, rec, revision)
+	must.Succeed(t, err)
+	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+	db.Exec("UPDATE outbox SET counter = 0 WHERE doc_id = 'e' AND counter = 1")
+	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter = 0"}
+	_, err = Run(ctx, cfg, quiet, o)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 }

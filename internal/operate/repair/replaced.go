@@ -145,7 +145,8 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 				rows = append(rows, id)
 			}
 		}
-		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0)
+		// in another stream, or of another past of the server, that would tell nothing
+		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
 		first, sure := rows, exact
 		if at := slices.Index(rows, a.latest); exact {
 			first = rows[:min(n, len(rows))]
