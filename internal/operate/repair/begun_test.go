@@ -3,6 +3,7 @@ package repair
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"strings"
 	"sync"
@@ -163,15 +164,12 @@ func TestWhatWasNotDurableBeforeAKilledRepairIsSaidToBeLost(t *testing.T) {
 	}
 }
 
-// killedInside is a repair that ends when its first row is acknowledged.
+// killedInside is a repair that ends when its first row is acknowledged, or when there was none.
 func killedInside(t *testing.T, ctx context.Context, cfg config.Config, o Options) {
 	t.Helper()
 	o.sent = runtime.Goexit
 	var attempt sync.WaitGroup
-	attempt.Go(func() {
-		report, err := Run(ctx, cfg, quiet, o)
-		t.Errorf("it was not killed: %+v, %v", report, err)
-	})
+	attempt.Go(func() { killed(t, ctx, cfg, o) })
 	attempt.Wait()
 }
 
@@ -256,4 +254,34 @@ func TestOfAServerThatWasPutBackNoIdTellsWhatWasPublished(t *testing.T) {
 	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter = 0"}
 	_, err = Run(ctx, cfg, quiet, o)
 	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+}
+
+// TestRepairsThatAreKilledAtRandomPublishEachRowOnce, whatever their conditions, and whatever is written
+// meanwhile. The stream keeps one message of each document: that a row was published only its sequence says.
+func TestRepairsThatAreKilledAtRandomPublishEachRowOnce(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 5)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'f', 'a', n, '{}' FROM generate_series(1, 5) n`)
+	accept, said := "slot_missing", fmt.Sprint("seed ", seed)
+	for range 5 {
+		where := fmt.Sprintf("doc_id IN ('e', '%c') AND counter < 6 AND %d >> counter::int & 1 = 1",
+			'e'+rnd.IntN(2), rnd.IntN(64))
+		do := killed
+		if rnd.IntN(2) == 0 {
+			do = killedInside
+		}
+		do(t, ctx, cfg, Options{Accept: accept, Where: where})
+		accept = "repair_unfinished"
+		db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ($1, 'a', $2, '{}')",
+			[]string{"dd", "e", "f"}[rnd.IntN(3)], 6+rnd.IntN(20)) // the slot brings it
+		seq, _ := last(t, ctx, s)
+		said += fmt.Sprintf("\n%s: %d", where, seq)
+	}
+	report, err := Run(ctx, cfg, quiet, Options{Accept: accept, Where: "doc_id IN ('dd', 'e', 'f')"})
+	if seq, _ := last(t, ctx, s); err != nil || seq != rows+10 {
+		t.Errorf("%s\nthe stream ends at %d: %+v, %v", said, seq, report, err)
+	}
 }

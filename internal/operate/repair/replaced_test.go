@@ -56,8 +56,8 @@ func killedAt(t *testing.T, ctx context.Context, cfg config.Config, says string,
 	ctx, kill := context.WithCancel(ctx)
 	line := progress.New(progress.Config{Stderr: until(says, kill)})
 	cfg.Sink.DurableAfter = time.Minute
-	if report, err := Run(progress.With(ctx, line), cfg, quiet, o); err == nil {
-		t.Fatalf("it was not killed: %+v", report)
+	if report, err := Run(progress.With(ctx, line), cfg, quiet, o); err == nil || ctx.Err() == nil {
+		t.Fatalf("it was not killed: %+v, %v", report, err)
 	}
 }
 
