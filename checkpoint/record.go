@@ -242,7 +242,7 @@ func Decode(doc []byte) (*Record, error) {
 		return nil, corrupt(err)
 	}
 	if version.V > recordVersion {
-		return nil, tooNew(version.V, recordVersion)
+		return nil, tooNew(version.V)
 	}
 	d := json.NewDecoder(bytes.NewReader(doc))
 	d.DisallowUnknownFields()
@@ -259,11 +259,11 @@ func Decode(doc []byte) (*Record, error) {
 	return r, nil
 }
 
-func tooNew(version, known int) error {
+func tooNew(version int) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "record_version",
 		Message: fmt.Sprintf("the checkpoint record has version %d, this outflow reads versions up to %d",
-			version, known),
+			version, recordVersion),
 		Hint: hintVersion,
 	}
 }

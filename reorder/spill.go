@@ -187,16 +187,3 @@ func (b *Buffer) resident() int64 {
 	}
 	return b.held.weight
 }
-
-// memory returns what the events held, read and leaving weigh, with what is needed to find and sort them: all
-// but the blocks of a merge and what is about to be written.
-func (b *Buffer) memory() int64 {
-	n := b.resident() + b.leaving + b.index.weight() + b.sorting
-	if b.spill == nil {
-		n += b.read.weight
-	}
-	if b.gap != nil {
-		n += b.gap.weight()
-	}
-	return n
-}

@@ -20,6 +20,19 @@ import (
 	"github.com/outflowhq/outflow/outbox"
 )
 
+// memory returns what the events held, read and leaving weigh, with what is needed to find and sort them: all
+// but the blocks of a merge and what is about to be written.
+func (b *Buffer) memory() int64 {
+	n := b.resident() + b.leaving + b.index.weight() + b.sorting
+	if b.spill == nil {
+		n += b.read.weight
+	}
+	if b.gap != nil {
+		n += b.gap.weight()
+	}
+	return n
+}
+
 // edit makes the i-th event of a large transaction. With the same i it is the same event, in memory of its
 // own.
 func edit(r *rand.Rand, i int) relay.Event {

@@ -104,7 +104,7 @@ func TestSettingsOfTheRoleDoNotChangeHowValuesPrint(t *testing.T) {
 	all := read(t, s, inserts(1))
 	s.Close()
 	eventually(t, "the slot is free", func() bool {
-		return Peek(within(t), d.config(), 0, false, func(m Message) error { all.add(m); return nil }) == nil
+		return Peek(within(t), d.config(), 0, func(m Message) error { all.add(m); return nil }) == nil
 	})
 	if len(all.inserts) != 2 {
 		t.Fatalf("%d inserts from stream and peek", len(all.inserts))

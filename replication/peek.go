@@ -25,7 +25,7 @@ const (
 //
 // It is a stream that confirms nothing: the server holds no more of it than of any stream, and no time limit
 // of statements ends it.
-func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Message) error) error {
+func Peek(ctx context.Context, cfg Config, limit int, f func(Message) error) error {
 	s, err := Open(ctx, cfg)
 	if err != nil {
 		return err
@@ -43,7 +43,7 @@ func Peek(ctx context.Context, cfg Config, limit int, binary bool, f func(Messag
 	if p.end, err = s.flushedLSN(ctx); err != nil {
 		return err
 	}
-	if err := s.Start(ctx, 0, binary); err != nil {
+	if err := s.Start(ctx, 0, false); err != nil {
 		return peekFault(cfg, state, err)
 	}
 	err = p.read(ctx, s)

@@ -28,19 +28,18 @@ func TestAPeekShowsWhatTheStreamWould(t *testing.T) {
 		d.CopyIn(edits[:20])
 		d.CopyIn(edits[20:40])
 		d.CopyIn(edits[40:])
-		count := func(limit int, binary bool) *seen {
+		count := func(limit int) *seen {
 			t.Helper()
 			got := &seen{kinds: map[byte]int{}}
-			err := Peek(within(t), d.config(), limit, binary, func(m Message) error {
+			err := Peek(within(t), d.config(), limit, func(m Message) error {
 				got.add(Message{WALEnd: m.WALEnd, Data: append([]byte(nil), m.Data...)})
 				return nil
 			})
 			must.Succeed(t, err)
 			return got
 		}
-		all := count(0, false)
-		if len(all.inserts) != 60 || len(count(0, true).inserts) != 60 ||
-			len(count(25, false).inserts) != 40 {
+		all := count(0)
+		if len(all.inserts) != 60 || len(count(25).inserts) != 40 {
 			t.Errorf("%d inserts", len(all.inserts))
 		}
 		// It is the same as what the stream brings, and nothing was consumed.
@@ -50,7 +49,7 @@ func TestAPeekShowsWhatTheStreamWould(t *testing.T) {
 			strings.Join(streamed.inserts, "") != strings.Join(all.inserts, "") {
 			t.Error("the stream brings something else")
 		}
-		err := Peek(within(t), d.config(), 0, false, func(Message) error { return nil })
+		err := Peek(within(t), d.config(), 0, func(Message) error { return nil })
 		f := wantFault(t, err, outbox.Fatal, "slot_in_use")
 		if pid := d.Text("SELECT active_pid::text FROM pg_replication_slots WHERE slot_name = $1",
 			d.cfg.Slot); !strings.Contains(f.Message, pid) {
@@ -59,11 +58,11 @@ func TestAPeekShowsWhatTheStreamWould(t *testing.T) {
 		s.Close()
 		stop := errors.New("enough")
 		eventually(t, "the slot is free", func() bool {
-			err := Peek(within(t), d.config(), 0, false, func(Message) error { return stop })
+			err := Peek(within(t), d.config(), 0, func(Message) error { return stop })
 			return errors.Is(err, stop)
 		})
 		d.cfg.Slot = "no_such_slot"
-		err = Peek(within(t), d.config(), 0, false, nil)
+		err = Peek(within(t), d.config(), 0, nil)
 		wantFault(t, err, outbox.Fatal, "slot_missing")
 	})
 }
@@ -97,7 +96,7 @@ func TestAPeekLeavesNoTrace(t *testing.T) {
 		before := d.Text(confirmed, d.cfg.Slot)
 		for range 2 { // one right after the other: the slot is free when it returns
 			seen := &seen{kinds: map[byte]int{}}
-			if err := Peek(within(t), d.config(), 0, false, func(m Message) error {
+			if err := Peek(within(t), d.config(), 0, func(m Message) error {
 				seen.add(m)
 				return nil
 			}); err != nil {
@@ -110,7 +109,7 @@ func TestAPeekLeavesNoTrace(t *testing.T) {
 		}
 		stop := errors.New("enough")
 		for range 2 { // in the middle of a transaction, too
-			err := Peek(within(t), d.config(), 0, false, func(m Message) error {
+			err := Peek(within(t), d.config(), 0, func(m Message) error {
 				if m.Data[0] == 'I' {
 					return stop
 				}
@@ -146,7 +145,7 @@ func TestAPeekEndsOnASilentServer(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := Peek(ctx, d.config(), 0, false, func(Message) error { return nil }); err != nil {
+	if err := Peek(ctx, d.config(), 0, func(Message) error { return nil }); err != nil {
 		t.Error(err)
 	}
 }
@@ -175,7 +174,7 @@ func TestASlotThatLostItsWALSaysSo(t *testing.T) {
 				outbox.ClassOf(err) != outbox.Transient {
 				t.Errorf("start: %v", err)
 			}
-			err = Peek(within(t), d.config(), 0, false, nil)
+			err = Peek(within(t), d.config(), 0, nil)
 			wantFault(t, err, outbox.Fatal, "slot_unusable")
 		})
 	}

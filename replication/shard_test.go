@@ -108,7 +108,7 @@ func TestShardsDivideTheTable(t *testing.T) {
 						t.Errorf("shard %d has %d rows of %d", k, len(ids), rows)
 					}
 					streamed := 0
-					err = Peek(within(t), Config{Config: all[k].Config}, 0, false, func(m Message) error {
+					err = Peek(within(t), Config{Config: all[k].Config}, 0, func(m Message) error {
 						if m.Data[0] != 'I' {
 							return nil
 						}

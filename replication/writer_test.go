@@ -59,7 +59,7 @@ func TestHeartbeatAndSettingsAreWhatTheDecoderReads(t *testing.T) {
 	must.Succeed(t, w.Heartbeat(within(t)))
 	must.Succeed(t, w.Change(within(t), settings))
 	var got []string
-	err := Peek(within(t), d.config(), 0, false, func(m Message) error {
+	err := Peek(within(t), d.config(), 0, func(m Message) error {
 		if m.Data[0] == 'M' {
 			if m.Data[1] != 1 {
 				t.Errorf("%q is not transactional", m.Data)

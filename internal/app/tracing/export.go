@@ -69,7 +69,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	defer context.AfterFunc(e.tracer.giveUp, cancel)()
 	if err := e.SpanExporter.ExportSpans(ctx, spans); err != nil {
 		e.tracer.metrics.failed.Add(float64(len(spans)))
-		e.failed.say(e.tracer.cfg.Logger, slog.LevelWarn, "spans can't be exported, and are dropped; "+
+		e.failed.say(e.tracer.cfg.Logger, "spans can't be exported, and are dropped; "+
 			"publishing goes on", "spans", len(spans), "err", bounded(err.Error(), maxError))
 		return nil
 	}
@@ -102,7 +102,7 @@ func (s *logSink) Error(err error, msg string, _ ...any) {
 	if quoted, ok := errors.AsType[*url.Error](err); ok { // with a password, maybe
 		err = quoted.Err
 	}
-	s.often.say(s.log, slog.LevelWarn, "tracing: "+msg, "err", bounded(err.Error(), maxError))
+	s.often.say(s.log, "tracing: "+msg, "err", bounded(err.Error(), maxError))
 }
 
 // rarely logs one kind of thing: the first one at once, then one a minute at most, with the number of those
@@ -113,14 +113,14 @@ type rarely struct {
 	suppressed int
 }
 
-func (r *rarely) say(log *slog.Logger, level slog.Level, what string, args ...any) {
+func (r *rarely) say(log *slog.Logger, what string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if now := time.Now(); now.Sub(r.logged) >= time.Minute {
 		if r.suppressed > 0 {
 			args = append(args, "not_logged", r.suppressed)
 		}
-		log.Log(context.Background(), level, what, args...)
+		log.Warn(what, args...)
 		r.logged, r.suppressed = now, 0
 	} else {
 		r.suppressed++

@@ -1,7 +1,6 @@
 package tracing
 
 import (
-	"log/slog"
 	"strings"
 	"time"
 
@@ -22,7 +21,7 @@ func (t *Tracer) Observer(to sink.Config) (pipeline.Observer, error) {
 	o := &observer{t: t, enc: enc, parent: enc.Mapped(traceparent.Name),
 		state: enc.Mapped(traceparent.State)}
 	if o.parent == nil {
-		t.unmapped.say(t.cfg.Logger, slog.LevelWarn, "no spans are exported: no header traceparent is "+
+		t.unmapped.say(t.cfg.Logger, "no spans are exported: no header traceparent is "+
 			"mapped. Set headers: {traceparent: <column>}")
 		return nil, nil
 	}
@@ -56,7 +55,7 @@ func (o *observer) begin(e *relay.Event, h *outbox.Header, seq uint64, received 
 	}
 	if s.parent, ok = traceparent.Parse(text); !ok {
 		o.t.metrics.invalid.Inc()
-		o.t.invalid.say(o.t.cfg.Logger, slog.LevelWarn, "a traceparent is not valid: the message has it as "+
+		o.t.invalid.say(o.t.cfg.Logger, "a traceparent is not valid: the message has it as "+
 			"it is, and there is no span", "position", e.Pos.String())
 		return s, false
 	}

@@ -239,7 +239,6 @@ const (
 	stateOverlap        = "42P17"
 	stateCheckViolation = "23514"
 	stateDeadlock       = "40P01"
-	stateUndefinedTable = "42P01"
 	stateUnique         = "23505"
 )
 

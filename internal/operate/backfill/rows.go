@@ -14,16 +14,15 @@ import (
 // Rows turns rows of the table into events. Each row goes through the decoder as the insert that the WAL
 // would bring, so only the decoder decides what an event holds and which rows can't be published.
 type Rows struct {
-	dec     *decoder.Decoder
-	oid     uint32
-	columns []catalog.Column
-	buf     []byte
-	res     decoder.Result
+	dec *decoder.Decoder
+	oid uint32
+	buf []byte
+	res decoder.Result
 }
 
 // NewRows takes the columns in the order of a row's values.
 func NewRows(cfg config.Config, l *wiring.Layout, columns []catalog.Column) (*Rows, error) {
-	r := &Rows{dec: decoder.New(wiring.Decoder(cfg, l)), oid: l.Table.OID, columns: columns}
+	r := &Rows{dec: decoder.New(wiring.Decoder(cfg, l)), oid: l.Table.OID}
 	be := binary.BigEndian
 	begin := be.AppendUint64([]byte{'B'}, 1)
 	begin = be.AppendUint64(begin, 0)

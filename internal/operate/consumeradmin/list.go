@@ -40,11 +40,8 @@ func (a *Admin) database() *database {
 	return &database{a.DB, a.Schema, a.From}
 }
 
-// The metadata of the durable of a consumer of package consumer.
-const (
-	metadataOffsets    = "outflow.marks" // postgres or jetstream
-	metadataPartitions = "outflow.partitions"
-)
+// metadataOffsets is in the metadata of the durable of a consumer of package consumer: postgres or jetstream.
+const metadataOffsets = "outflow.marks"
 
 // The kinds of consumer as in the metadata, and plain for any other durable.
 const (
@@ -387,7 +384,6 @@ func filtersOf(c *jetstream.ConsumerConfig) []string {
 // stored is a message of the stream with our header.
 type stored struct {
 	seq     uint64
-	subject string
 	at      time.Time
 	outflow outbox.Header
 }
@@ -436,7 +432,7 @@ func (a *Admin) ask(ctx context.Context, request jsapi.MessageRequest) (*stored,
 		request.Seq = found.Seq + 1
 		return a.ask(ctx, request)
 	}
-	m := &stored{seq: found.Seq, subject: found.Subject, at: found.Time}
+	m := &stored{seq: found.Seq, at: found.Time}
 	for line := range strings.SplitSeq(string(found.Header), "\r\n") {
 		if v, ok := strings.CutPrefix(line, outbox.HeaderName+":"); ok {
 			if m.outflow, err = outbox.ParseHeader(strings.TrimSpace(v)); err != nil {

@@ -125,7 +125,7 @@ func (p *past) stored(m *archive.Message) (*stored, error) {
 		return nil, fatal("foreign_message", fmt.Sprintf("the archived message at sequence %d is not "+
 			"outflow's: %v", m.Seq, err), "")
 	}
-	return &stored{m.Seq, m.Subject, m.Time, h}, nil
+	return &stored{m.Seq, m.Time, h}, nil
 }
 
 // all chooses all segments.

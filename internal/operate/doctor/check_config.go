@@ -34,7 +34,8 @@ var configChecks = []check{
 }
 
 // expiring reports certificates that end soon.
-func expiring(f *Facts, r *reporter, code string, all []Certificate) {
+func expiring(f *Facts, r *reporter, all []Certificate) {
+	const code = "certificate_expiry"
 	for _, c := range all {
 		left := c.Until.Sub(f.Now)
 		at := c.Until.UTC().Format("2006-01-02 15:04 UTC")

@@ -40,7 +40,7 @@ var natsChecks = []check{
 	{name: "nats.certificates", needs: []source{srcNATS}, beforeInit: true,
 		about: func(f *Facts) bool { return len(f.NATS.Link.Certificates) > 0 },
 		run: func(f *Facts, r *reporter) {
-			expiring(f, r, "certificate_expiry", f.NATS.Link.Certificates)
+			expiring(f, r, f.NATS.Link.Certificates)
 		}},
 	{name: "nats.storage", needs: []source{srcAccount}, beforeInit: true,
 		run: func(f *Facts, r *reporter) {

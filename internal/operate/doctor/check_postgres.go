@@ -41,7 +41,7 @@ var postgresChecks = []check{
 	{name: "postgres.certificates", needs: []source{srcPostgres}, beforeInit: true,
 		about: func(f *Facts) bool { return len(f.Postgres.Link.Certificates) > 0 },
 		run: func(f *Facts, r *reporter) {
-			expiring(f, r, "certificate_expiry", f.Postgres.Link.Certificates)
+			expiring(f, r, f.Postgres.Link.Certificates)
 		}},
 	{name: "postgres.primary", needs: []source{srcPostgres}, beforeInit: true,
 		run: func(f *Facts, r *reporter) {

@@ -53,8 +53,8 @@ func healthy(t *testing.T) *Facts {
 	link := Link{TLS: true, Verified: true,
 		Certificates: []Certificate{{"a certificate", now.Add(90 * 24 * time.Hour)}}}
 	published := relay.PublicationIdentity{OID: 1, Xmin: 2, RelOID: 3, RelXmin: 4, TableOID: 7}
-	ours := Slot{Name: cfg.Slot, Plugin: "pgoutput", Type: "logical", Database: "app", Active: true, PID: 11,
-		Holder: "outflow", Confirmed: &lsn, Restart: &lsn, WALStatus: "reserved", Safe: ptr[int64](80 << 30),
+	ours := Slot{Name: cfg.Slot, Plugin: "pgoutput", Database: "app", Active: true, PID: 11,
+		Holder: "outflow", WALStatus: "reserved", Safe: ptr[int64](80 << 30),
 		Retained: 1 << 20, Failover: true}
 	f := &Facts{
 		Writer: Writer{Where: "db1:6432/app"},
@@ -69,8 +69,8 @@ func healthy(t *testing.T) *Facts {
 			"max_slot_wal_keep_size":        "102400",
 			"idle_replication_slot_timeout": "0", "synchronized_standby_slots": "db2",
 			"logical_decoding_work_mem": "65536"},
-		Slots: []Slot{ours, {Name: "db2", Type: "physical", Active: true}, {Name: "to_2", Plugin: "pgoutput",
-			Type: "logical", Database: "app", Active: true, Holder: "from_1", WALStatus: "reserved",
+		Slots: []Slot{ours, {Name: "db2", Active: true}, {Name: "to_2", Plugin: "pgoutput",
+			Database: "app", Active: true, Holder: "from_1", WALStatus: "reserved",
 			Safe: ptr[int64](80 << 30), Retained: 1 << 20}},
 		Stats: Stats{Connections: 20, Senders: 2, Standbys: 1, Instances: 2, WALBytes: 3600 << 20,
 			WALSeconds: 3600 * 24,

@@ -191,7 +191,7 @@ func readServer(ctx context.Context, conn *pgx.Conn) (*Server, error) {
 		return nil, fmt.Errorf("read the server's clock: %w", err)
 	}
 	s.Clock = clock.Now.Sub(asked.Add(s.RoundTrip / 2))
-	s.Link = linkOf(conn.PgConn().Conn(), c.TLSConfig, "PostgreSQL")
+	s.Link = linkOf(conn.PgConn().Conn(), c.TLSConfig)
 	return s, nil
 }
 
@@ -206,7 +206,7 @@ func hostOf(conn *pgx.Conn) string {
 	return net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
 }
 
-func linkOf(conn net.Conn, settings *tls.Config, of string) Link {
+func linkOf(conn net.Conn, settings *tls.Config) Link {
 	l := Link{Local: isLocal(conn.RemoteAddr())}
 	t, ok := conn.(*tls.Conn)
 	if !ok {
@@ -214,7 +214,7 @@ func linkOf(conn net.Conn, settings *tls.Config, of string) Link {
 	}
 	l.TLS = true
 	l.Verified = settings != nil && !settings.InsecureSkipVerify
-	l.Certificates = certificates(of, t.ConnectionState().PeerCertificates, settings, nil)
+	l.Certificates = certificates("PostgreSQL", t.ConnectionState().PeerCertificates, settings, nil)
 	return l
 }
 

@@ -6,31 +6,26 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // Slot is a row of pg_replication_slots. What a version does not have is zero.
 type Slot struct {
-	Name         string      `json:"slot_name"`
-	Plugin       string      `json:"plugin"`
-	Type         string      `json:"slot_type"`
-	Database     string      `json:"database"`
-	Temporary    bool        `json:"temporary"`
-	Active       bool        `json:"active"`
-	PID          int         `json:"active_pid"`
-	Holder       string      `json:"holder"` // application_name of the process
-	Confirmed    *outbox.LSN `json:"confirmed_flush_lsn"`
-	Restart      *outbox.LSN `json:"restart_lsn"`
-	WALStatus    string      `json:"wal_status"`
-	Safe         *int64      `json:"safe_wal_size"`
-	XminAge      int64       `json:"xmin_age"`
-	Retained     int64       `json:"retained"`
-	Behind       int64       `json:"behind"` // from restart to confirmed
-	Failover     bool        `json:"failover"`
-	Synced       bool        `json:"synced"`
-	Invalidation string      `json:"invalidation_reason"`
-	Conflicting  bool        `json:"conflicting"`
+	Name         string `json:"slot_name"`
+	Plugin       string `json:"plugin"`
+	Database     string `json:"database"`
+	Temporary    bool   `json:"temporary"`
+	Active       bool   `json:"active"`
+	PID          int    `json:"active_pid"`
+	Holder       string `json:"holder"` // application_name of the process
+	WALStatus    string `json:"wal_status"`
+	Safe         *int64 `json:"safe_wal_size"`
+	XminAge      int64  `json:"xmin_age"`
+	Retained     int64  `json:"retained"`
+	Behind       int64  `json:"behind"` // from restart to confirmed
+	Failover     bool   `json:"failover"`
+	Synced       bool   `json:"synced"`
+	Invalidation string `json:"invalidation_reason"`
 }
 
 func (r *pgReader) readSlots(ctx context.Context) {

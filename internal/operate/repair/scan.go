@@ -379,7 +379,7 @@ func (s *scan) readSlot(ctx context.Context) error {
 	}
 	sums := make(map[uint64]uint64, len(holds)) // of what was read again, as relay.Hold has it
 	var tx []slotEvent
-	err := slotread.Decode(ctx, s.r.cfg, s.l.Layout, 0, s.r.log, func(res *decoder.Result) error {
+	err := slotread.Decode(ctx, s.r.cfg, s.l.Layout, s.r.log, func(res *decoder.Result) error {
 		if res.Kind == decoder.Event {
 			e := slotEvent{id: hashID(string(outbox.AppendHeaderValue(nil, res.Event.ID)))}
 			if len(holds) > 0 {

@@ -21,12 +21,11 @@ import (
 )
 
 // Decode calls f with what each message of the slot is decoded to, until f returns an error. The result is
-// valid until f returns. After limit changes no further transaction is read; 0 is no limit.
+// valid until f returns.
 func Decode(
-	ctx context.Context, cfg config.Config, l *wiring.Layout, limit int, log *slog.Logger,
-	f func(*decoder.Result) error,
+	ctx context.Context, cfg config.Config, l *wiring.Layout, log *slog.Logger, f func(*decoder.Result) error,
 ) error {
-	return decode(ctx, cfg, wiring.Decoder(cfg, l), limit, log, func(r *decoder.Result, _ outbox.LSN) error {
+	return decode(ctx, cfg, wiring.Decoder(cfg, l), 0, log, func(r *decoder.Result, _ outbox.LSN) error {
 		return f(r)
 	})
 }
@@ -41,7 +40,7 @@ func decode(
 	rc.OwnOnly = dc.Mapping.OwnOnly
 	task := progress.Count(ctx, "reading what slot "+cfg.Slot+" holds", "messages", 0)
 	defer task.End()
-	return replication.Peek(ctx, rc, limit, false, func(m replication.Message) error {
+	return replication.Peek(ctx, rc, limit, func(m replication.Message) error {
 		task.Add(1)
 		if err := dec.Decode(m.Data, &res); err != nil {
 			return err
