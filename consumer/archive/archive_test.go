@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -44,12 +43,9 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
-	w := &world{t: t, folder: t.TempDir(), api: jsapi.New(nc, "")}
-	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
+	w := &world{t: t, js: js, folder: t.TempDir(), api: jsapi.New(nc, "")}
+	var err error
 	w.s, err = w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>"}})
 	must.Succeed(t, err)

@@ -16,10 +16,8 @@ import (
 // answering is a client whose requests answer takes.
 func answering(t *testing.T, answer nats.MsgHandler) *Client {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
-	_, err = nc.Subscribe("api.>", answer)
+	nc, _ := natstest.Connect(t, natstest.Server(t).URL())
+	_, err := nc.Subscribe("api.>", answer)
 	must.Succeed(t, err)
 	must.Succeed(t, nc.Flush())
 	return New(nc, "api")

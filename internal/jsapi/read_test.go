@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -15,15 +14,7 @@ import (
 // oneMessage is a server with a stream S, which has one message.
 func oneMessage(t *testing.T) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, js := natstest.Connect(t, natstest.Server(t).URL())
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S"}); err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -16,11 +15,7 @@ import (
 
 func TestAStreamIsReadWithWhatTheCallerWantsOfItsConfiguration(t *testing.T) {
 	t.Parallel()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
 	c := New(nc, "")
 	type config struct {
 		MaxBytes int64 `json:"max_bytes"`

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
@@ -51,11 +50,7 @@ func TestABacklogOfTheArchiveKeepsNoPartitionFromBeingMade(t *testing.T) {
 		"slot": db.Slot, "table": "public.outbox", "archive.url": "file://" + t.TempDir(),
 		"maintain.every": "1s"}, nil)
 	must.Succeed(t, err)
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	nc, js := natstest.Connect(t, cfg.NATS.URL)
 	s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: cfg.Stream,
 		Subjects: []string{"outbox.>"}, AllowDirect: true})
 	must.Succeed(t, err)

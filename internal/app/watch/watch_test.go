@@ -63,12 +63,8 @@ func (w *Watcher) eventually(t *testing.T, what string, ok func(Reading) bool) (
 // durable has acknowledged one message.
 func outboxStream(t *testing.T, url string, options ...nats.Option) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(url, append(options, nats.Timeout(time.Minute))...)
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
-	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
+	_, js := natstest.Connect(t, url, options...)
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>"}, MaxBytes: 1 << 20})
 	must.Succeed(t, err)
 	for range 3 {

@@ -4,6 +4,10 @@ package natstest
 
 import (
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
@@ -31,4 +35,15 @@ func one(options []natsserver.Options) natsserver.Options {
 	}
 	o.Open = o.Password == ""
 	return o
+}
+
+// Connect connects until the test ends, with the patience that a busy machine needs.
+func Connect(t testing.TB, url string, options ...nats.Option) (*nats.Conn, jetstream.JetStream) {
+	t.Helper()
+	nc, err := nats.Connect(url, append(options, nats.Timeout(time.Minute))...)
+	must.Succeed(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
+	must.Succeed(t, err)
+	return nc, js
 }

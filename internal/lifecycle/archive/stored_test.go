@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/jsapi"
@@ -19,11 +18,7 @@ import (
 // archived, which may have been erased.
 func TestAnArchiveOfAnotherStreamDoesNotHoldThisOne(t *testing.T) {
 	t.Parallel()
-	nc, err := nats.Connect(natstest.Server(t).URL())
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	must.Succeed(t, err)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
 	must.Succeed(t, err)
 	var all []*Message

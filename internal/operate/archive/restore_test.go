@@ -17,6 +17,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -50,9 +51,7 @@ func (w *world) restore(o RestoreOptions) (*Restored, error) {
 // restoring is what the stream's metadata say.
 func (w *world) restoring() string {
 	w.t.Helper()
-	nc, err := nats.Connect(w.cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(w.t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(w.t, w.cfg.NATS.URL)
 	st, err := stream.New(jsapi.New(nc, ""), "OUTBOX", slog.New(slog.DiscardHandler)).Tail(w.t.Context())
 	must.Succeed(w.t, err)
 	return st.Restoring

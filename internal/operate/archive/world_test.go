@@ -47,16 +47,13 @@ func newWorldOn(t *testing.T, s *natsserver.Server) *world {
 
 func (w *world) connect(url, archive string) {
 	w.t.Helper()
-	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
-	must.Succeed(w.t, err)
-	w.t.Cleanup(nc.Close)
-	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(w.t, err)
+	nc, js := natstest.Connect(w.t, url)
 	w.store = checkpoint.NewStore(jsapi.New(nc, ""),
 		checkpoint.StoreConfig{Stream: "OUTBOX", Slot: "outflow"})
-	w.cfg, err = config.Load(config.Args{"nats.url": url, "stream": "OUTBOX", "slot": "outflow",
+	cfg, err := config.Load(config.Args{"nats.url": url, "stream": "OUTBOX", "slot": "outflow",
 		"archive.url": archive}, nil)
 	must.Succeed(w.t, err)
+	w.js, w.cfg = js, cfg
 }
 
 func (w *world) makeStream(first uint64) {

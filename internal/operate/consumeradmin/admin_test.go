@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -41,13 +40,10 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must(t, err)
-	t.Cleanup(nc.Close)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
 	api := jsapi.New(nc, "")
-	js, err := api.JetStream()
-	must(t, err)
 	w := &world{t: t, url: pgtest.Database(t, pgtest.Server(t))}
+	var err error
 	w.live, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>"}})
 	must(t, err)

@@ -2,7 +2,6 @@ package consumeradmin
 
 import (
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -16,12 +15,8 @@ import (
 // A cut is no event that a rewind could name, and no message of somebody else.
 func TestCutsAreNoEventsOfARewind(t *testing.T) {
 	t.Parallel()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must(t, err)
-	t.Cleanup(nc.Close)
-	a := &Admin{Stream: "OUTBOX", API: jsapi.New(nc, "")}
-	a.JS, err = a.API.JetStream()
-	must(t, err)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
+	a := &Admin{Stream: "OUTBOX", API: jsapi.New(nc, ""), JS: js}
 	s, err := a.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>", outbox.CutSubject}})
 	must(t, err)

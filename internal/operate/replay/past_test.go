@@ -45,12 +45,9 @@ func (w *seam) publish(subject string, ours bool) {
 // newSeam makes a stream, and an archive that is empty.
 func newSeam(t *testing.T) *seam {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must(t, err)
-	t.Cleanup(nc.Close)
-	w := &seam{t: t, url: "file://" + t.TempDir(), api: jsapi.New(nc, "")}
-	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must(t, err)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
+	w := &seam{t: t, js: js, url: "file://" + t.TempDir(), api: jsapi.New(nc, "")}
+	var err error
 	w.s, err = w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "OUTBOX",
 		Subjects: []string{"outbox.>", "other.>"}, AllowDirect: true})
 	must(t, err)

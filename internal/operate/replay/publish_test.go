@@ -16,11 +16,7 @@ import (
 // newTestPublisher is the publisher of replay "r" into a new stream.
 func newTestPublisher(t *testing.T) (*publisher, jetstream.JetStream) {
 	t.Helper()
-	nc, err := nats.Connect(natstest.Server(t).URL(), nats.Timeout(time.Minute))
-	must(t, err)
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must(t, err)
+	nc, js := natstest.Connect(t, natstest.Server(t).URL())
 	stream, err := js.CreateStream(t.Context(),
 		jetstream.StreamConfig{Name: "TO", Subjects: []string{"to.>", "other"}})
 	must(t, err)

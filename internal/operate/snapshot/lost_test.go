@@ -4,9 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"testing"
-	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
@@ -22,15 +20,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Tests(m)) }
 
+var quiet = slog.New(slog.DiscardHandler)
+
+// servers are a table and a JetStream in which nothing is set up yet.
+func servers(t *testing.T) (*outboxdb.DB, config.Config, jetstream.JetStream) {
+	t.Helper()
+	db, url := outboxdb.New(t, pgtest.Server(t)), natstest.Server(t).URL()
+	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": url, "slot": db.Slot,
+		"stream": "OUTBOX", "sink.durable_after": "0s"}, nil)
+	must.Succeed(t, err)
+	_, js := natstest.Connect(t, url)
+	return db, cfg, js
+}
+
 // TestAHoleThatOnlyAMessageExplainsIsNotRemoved: the broker loses the end of the stream, and later the
 // revision of the record that knew it.
 func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 	t.Parallel()
-	db := outboxdb.New(t, pgtest.Server(t))
-	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": natstest.Server(t).URL(),
-		"slot": db.Slot, "stream": "OUTBOX", "sink.durable_after": "0s"}, nil)
-	must.Succeed(t, err)
-	log := slog.New(slog.DiscardHandler)
+	db, cfg, js := servers(t)
 	const rows = 5
 	insert := func() {
 		for n := range rows {
@@ -40,9 +47,9 @@ func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 	take := func(killedAt string, prepared func()) (*Report, error) {
 		ctx, kill := context.WithCancel(outboxdb.Within(t))
 		defer kill()
-		return Run(ctx, cfg, log, Options{
+		return Run(ctx, cfg, quiet, Options{
 			Prepare: func(ctx context.Context, fits Fits) error {
-				err := initialize.Prepare(ctx, cfg, log, func(string, ...any) {}, nil, fits)
+				err := initialize.Prepare(ctx, cfg, quiet, func(string, ...any) {}, nil, fits)
 				prepared()
 				return err
 			},
@@ -56,11 +63,6 @@ func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 	if _, err := take("snapshot.published", insert); err == nil {
 		t.Fatal("it was not killed")
 	}
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
 	ctx := outboxdb.Within(t)
 	s, err := js.Stream(ctx, "OUTBOX")
 	must.Succeed(t, err)
@@ -68,7 +70,7 @@ func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 	if _, err := take("snapshot.published", func() {}); err == nil {
 		t.Fatal("it was not killed")
 	}
-	l, err := backfill.Open(ctx, cfg, log)
+	l, err := backfill.Open(ctx, cfg, quiet)
 	must.Succeed(t, err)
 	defer l.Close()
 	rec, revision, err := l.Store.Load(ctx)
@@ -99,19 +101,11 @@ func TestAHoleThatOnlyAMessageExplainsIsNotRemoved(t *testing.T) {
 // would not have the first of them.
 func TestASnapshotOfMoreThanTheStreamKeepsIsRefused(t *testing.T) {
 	t.Parallel()
-	db := outboxdb.New(t, pgtest.Server(t))
-	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": natstest.Server(t).URL(),
-		"slot": db.Slot, "stream": "OUTBOX", "sink.durable_after": "0s"}, nil)
-	must.Succeed(t, err)
-	ctx, log := outboxdb.Within(t), slog.New(slog.DiscardHandler)
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	db, cfg, js := servers(t)
+	ctx := outboxdb.Within(t)
 	take := func(most int) (*Report, error) {
-		return Run(ctx, cfg, log, Options{Prepare: func(ctx context.Context, fits Fits) error {
-			err := initialize.Prepare(ctx, cfg, log, func(string, ...any) {}, nil, fits)
+		return Run(ctx, cfg, quiet, Options{Prepare: func(ctx context.Context, fits Fits) error {
+			err := initialize.Prepare(ctx, cfg, quiet, func(string, ...any) {}, nil, fits)
 			must.Succeed(t, err)
 			s, err := js.Stream(ctx, "OUTBOX")
 			must.Succeed(t, err)
@@ -123,7 +117,7 @@ func TestASnapshotOfMoreThanTheStreamKeepsIsRefused(t *testing.T) {
 			return err
 		}})
 	}
-	_, err = take(2)
+	_, err := take(2)
 	outboxdb.WantFault(t, err, outbox.Fatal, "stream_limits")
 	if report, err := take(3); err != nil || report.Published != 3 {
 		t.Errorf("%+v, %v", report, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
 	operatearchive "github.com/outflowhq/outflow/internal/operate/archive"
@@ -49,12 +50,9 @@ type world struct {
 
 func newWorld(t *testing.T, url string, replicas int) *world {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
-	w := &world{t: t, nc: nc}
-	w.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	nc, js := natstest.Connect(t, url)
+	w := &world{t: t, nc: nc, js: js}
+	var err error
 	w.s, err = w.js.CreateStream(t.Context(), streamConfig(replicas))
 	must.Succeed(t, err)
 	w.store = checkpoint.NewStore(jsapi.New(nc, ""),
