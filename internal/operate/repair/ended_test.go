@@ -5,11 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/initialize"
@@ -24,13 +22,9 @@ func TestALostEndIsNotWhatAKilledOutflowPublished(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, db := archived(t, 1, rows)
 	cfg.Archive.URL = ""
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	_, js := natstest.Connect(t, cfg.NATS.URL)
 	ingress := strings.TrimSuffix(s.CachedInfo().Config.Subjects[0], ">")
-	_, err = js.Publish(ctx, ingress+"outbox.d", nil)
+	_, err := js.Publish(ctx, ingress+"outbox.d", nil)
 	must.Succeed(t, err)
 	must.Succeed(t, s.DeleteMsg(ctx, rows+1))
 	remapped := cfg

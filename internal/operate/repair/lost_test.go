@@ -2,13 +2,9 @@ package repair
 
 import (
 	"fmt"
-	"log/slog"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
 	"github.com/outflowhq/outflow/internal/app/config"
@@ -37,18 +33,14 @@ func TestWhatWasPublishedIsCountedWithoutAcknowledgements(t *testing.T) {
 	cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": through, "slot": db.Slot,
 		"stream": "OUTBOX", "sink.durable_after": "0s"}, nil)
 	must.Succeed(t, err)
-	ctx, log := outboxdb.Within(t), slog.New(slog.DiscardHandler)
-	must.Succeed(t, initialize.Run(ctx, cfg, log, func(string, ...any) {}, nil))
+	ctx := outboxdb.Within(t)
+	must.Succeed(t, initialize.Run(ctx, cfg, quiet, func(string, ...any) {}, nil))
 	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
 	for n := range rows {
 		db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', $1, '{}')", n)
 	}
 
-	nc, err := nats.Connect(direct, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	_, js := natstest.Connect(t, direct)
 	stored := func() uint64 {
 		s, err := js.Stream(ctx, "OUTBOX")
 		must.Succeed(t, err)
@@ -56,7 +48,7 @@ func TestWhatWasPublishedIsCountedWithoutAcknowledgements(t *testing.T) {
 	}
 	var once sync.Once
 	var cut sync.WaitGroup
-	report, err := Run(ctx, cfg, log, Options{Accept: "slot_missing", sent: func() {
+	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", sent: func() {
 		once.Do(func() { // the first one is acknowledged
 			proxy.Mute(faultproxy.ToClient, true)
 			cut.Go(func() {

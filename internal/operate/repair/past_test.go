@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -51,12 +50,8 @@ func archived(t *testing.T, from, to uint64) (ctx context.Context, cfg config.Co
 	if err != nil || report.Published != rows {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	nc, err := nats.Connect(url, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	t.Cleanup(nc.Close)
+	nc, js := natstest.Connect(t, url)
 	api := jsapi.New(nc, "")
-	js, err := api.JetStream()
-	must.Succeed(t, err)
 	s, err = js.Stream(ctx, "OUTBOX")
 	must.Succeed(t, err)
 	store, err := archive.Open(ctx, cfg.Archive.URL)
@@ -80,6 +75,25 @@ func archived(t *testing.T, from, to uint64) (ctx context.Context, cfg config.Co
 	_, err = a.Append(ctx, segment, 0)
 	must.Succeed(t, err)
 	return ctx, cfg, s, db
+}
+
+// copies are the messages from one on, to be published again.
+func copies(t *testing.T, ctx context.Context, s jetstream.Stream, from uint64) (all []*nats.Msg) {
+	t.Helper()
+	info, err := s.Info(ctx)
+	must.Succeed(t, err)
+	ingress := strings.TrimSuffix(info.Config.Subjects[0], ">")
+	for seq := from; seq <= rows; seq++ {
+		m, err := s.GetMsg(ctx, seq)
+		must.Succeed(t, err)
+		for name := range m.Header {
+			if strings.HasPrefix(name, "Nats-") {
+				m.Header.Del(name)
+			}
+		}
+		all = append(all, &nats.Msg{Subject: ingress + m.Subject, Header: m.Header, Data: m.Data})
+	}
+	return all
 }
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -128,11 +142,7 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := archived(t, 1, rows)
 	const restore = "outflow archive restore"
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	_, js := natstest.Connect(t, cfg.NATS.URL)
 	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
 	report, err := Run(ctx, cfg, quiet, Options{})
 	f := outboxdb.WantFault(t, err, outbox.Gap, "stream_missing")
@@ -173,27 +183,14 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, db := archived(t, 1, rows)
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	_, js := natstest.Connect(t, cfg.NATS.URL)
 	const hole = 18 // up to the end
-	ingress := strings.TrimSuffix(s.CachedInfo().Config.Subjects[0], ">")
-	var again []*nats.Msg
+	again := copies(t, ctx, s, hole)
 	for seq := uint64(hole); seq <= rows; seq++ {
-		m, err := s.GetMsg(ctx, seq)
-		must.Succeed(t, err)
 		must.Succeed(t, s.DeleteMsg(ctx, seq))
-		again = append(again, &nats.Msg{Subject: ingress + m.Subject, Header: m.Header, Data: m.Data})
 	}
 	again[0].Header.Set(outbox.HeaderLost, strconv.Itoa(hole))
 	for _, m := range again {
-		for name := range m.Header {
-			if strings.HasPrefix(name, "Nats-") {
-				m.Header.Del(name)
-			}
-		}
 		_, err := js.PublishMsg(ctx, m)
 		must.Succeed(t, err)
 	}
@@ -208,7 +205,7 @@ func TestWhatTheBrokerLostLongAgoIsNotRemoved(t *testing.T) {
 		}
 	}
 	must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(hole)))
-	_, err = Run(ctx, cfg, quiet, Options{})
+	_, err := Run(ctx, cfg, quiet, Options{})
 	outboxdb.WantFault(t, err, outbox.Fatal, "repair_removed")
 	if want := fmt.Sprintf("%d messages", hole-1); !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
@@ -370,9 +367,7 @@ func TestNotEachHoleIsAskedFor(t *testing.T) {
 	for seq := uint64(2); seq < rows; seq += 2 {
 		must.Succeed(t, s.DeleteMsg(ctx, seq))
 	}
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, cfg.NATS.URL)
 	asked, err := nc.SubscribeSync("$JS.API.STREAM.MSG.GET.OUTBOX")
 	must.Succeed(t, err)
 	must.Succeed(t, nc.Flush())
@@ -406,28 +401,10 @@ func TestAnUnfinishedRepairIsNotOverWithTheStream(t *testing.T) {
 	if err == nil || looks != 2 {
 		t.Fatalf("%d looks, %v", looks, err)
 	}
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
-	info, err := s.Info(ctx)
-	must.Succeed(t, err)
-	made := info.Config
-	ingress := strings.TrimSuffix(made.Subjects[0], ">")
-	var all []*nats.Msg
-	for seq := uint64(1); seq <= rows; seq++ {
-		m, err := s.GetMsg(ctx, seq)
-		must.Succeed(t, err)
-		for name := range m.Header {
-			if strings.HasPrefix(name, "Nats-") {
-				m.Header.Del(name)
-			}
-		}
-		all = append(all, &nats.Msg{Subject: ingress + m.Subject, Header: m.Header, Data: m.Data})
-	}
+	_, js := natstest.Connect(t, cfg.NATS.URL)
+	all := copies(t, ctx, s, 1)
 	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
-	_, err = js.CreateStream(ctx, made)
+	_, err = js.CreateStream(ctx, s.CachedInfo().Config)
 	must.Succeed(t, err)
 	for _, m := range all {
 		_, err := js.PublishMsg(ctx, m)
@@ -485,14 +462,10 @@ func (w writer) Write(b []byte) (int, error) { return w(b) }
 func TestWhatTheStreamItselfReplacesIsPublishedOnce(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, db := archived(t, 1, rows)
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	_, js := natstest.Connect(t, cfg.NATS.URL)
 	limited := s.CachedInfo().Config
 	limited.MaxMsgsPerSubject = 1
-	_, err = js.UpdateStream(ctx, limited)
+	_, err := js.UpdateStream(ctx, limited)
 	must.Succeed(t, err)
 	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
 	for n := range 3 {
@@ -643,11 +616,7 @@ func TestARecordIsRebuiltThoughMessagesWereRemoved(t *testing.T) {
 	ctx, cfg, s, _ := archived(t, 1, rows)
 	cfg.Archive.URL = ""
 	must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(6)))
-	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(20*time.Second))
-	must.Succeed(t, err)
+	_, js := natstest.Connect(t, cfg.NATS.URL)
 	must.Succeed(t, js.DeleteKeyValue(ctx, checkpoint.Bucket("OUTBOX")))
 	report, err := Run(ctx, cfg, quiet, Options{Accept: "record_missing"})
 	if err != nil || report.Mode != string(modeRecord) ||
