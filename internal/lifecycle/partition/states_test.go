@@ -1,0 +1,150 @@
+package partition
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// TestAFenceInTheFutureStopsEverything: the database is older than its table of states, or another one.
+func TestAFenceInTheFutureStopsEverything(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 2)
+	w.confirm(w.Slot)
+	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0' WHERE name = $1", quoted("public", old(0)))
+	_, err := w.try()
+	if f := wantFault(t, err, outbox.Gap, "server_behind"); !strings.Contains(f.Message, old(0)) {
+		t.Error(f)
+	}
+	if !w.exists(0) || !w.exists(1) {
+		t.Error("something is gone")
+	}
+}
+
+// TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else.
+func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
+	steps := w.apply()
+	if got := of(steps, 0); got != "seal wait" {
+		t.Errorf("%s: %v", got, steps)
+	}
+	if w.Text("SELECT (fence > '0/1' AND oid = 'outbox_0'::regclass)::text FROM outflow_partitions WHERE "+
+		"name = $1",
+		quoted("public", old(0))) != "true" {
+		t.Error("the fence is the old one")
+	}
+}
+
+// TestTheTableOfStatesOfSomebodyElseIsNotBelieved.
+func TestTheTableOfStatesOfSomebodyElseIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	role := w.Text("SELECT quote_ident('stranger_' || current_database())")
+	w.Exec("CREATE ROLE " + role)
+	t.Cleanup(func() { w.Exec("DROP OWNED BY " + role); w.Exec("DROP ROLE " + role) })
+	w.apply()
+	w.Exec("ALTER TABLE outflow_partitions OWNER TO " + role)
+	_, err := w.try()
+	wantFault(t, err, outbox.Fatal, "foreign_owner")
+}
+
+// TestATableOfStatesThatIsMadeMeanwhileIsTheOwnersOrRefused: between the look for one and its making another
+// run makes it, or a stranger, who has not committed it yet.
+func TestATableOfStatesThatIsMadeMeanwhileIsTheOwnersOrRefused(t *testing.T) {
+	t.Parallel()
+	for _, stranger := range []bool{true, false} {
+		for _, open := range []bool{false, true} {
+			w := newWorld(t, pgtest.Server(t), 1)
+			role := w.Text("SELECT quote_ident('stranger_' || current_database())")
+			w.Exec("CREATE ROLE " + role)
+			t.Cleanup(func() { w.Exec("DROP OWNED BY " + role); w.Exec("DROP ROLE " + role) })
+			m, within := w.manager(), outboxdb.Within(t)
+			if known, err := m.readLedger(within); len(known) > 0 || err != nil || m.hasLedger {
+				t.Fatal(known, err)
+			}
+			tx, err := w.other().Begin(within)
+			must.Succeed(t, err)
+			_, err = tx.Exec(within, "CREATE TABLE outflow_partitions ("+ledgerColumns+")")
+			must.Succeed(t, err)
+			if stranger {
+				_, err = tx.Exec(within, "ALTER TABLE outflow_partitions OWNER TO "+role)
+				must.Succeed(t, err)
+			}
+			taken := make(chan error)
+			if !open {
+				must.Succeed(t, tx.Commit(within))
+			}
+			go func() { taken <- m.takeUp(within) }()
+			if open {
+				outboxdb.Eventually(t, "it waits for who makes one", func() bool {
+					return w.Text("SELECT (coalesce(wait_event_type, '') = 'Lock')::text FROM "+
+						"pg_stat_activity WHERE pid = $1::text::int",
+						fmt.Sprint(m.conn.PgConn().PID())) == "true"
+				})
+				must.Succeed(t, tx.Commit(within))
+			}
+			if err = <-taken; stranger {
+				wantFault(t, err, outbox.Fatal, "foreign_owner")
+			} else if err != nil || !m.hasLedger {
+				t.Errorf("that of another run is not used: %v", err)
+			}
+		}
+	}
+}
+
+// TestAPartitionThatIsGoneIsForgottenAndNotTheNextOneOfItsName.
+func TestAPartitionThatIsGoneIsForgottenAndNotTheNextOneOfItsName(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.want(0, Sealed)
+	w.Exec("DROP TABLE outbox_0")
+	w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO ('2024-05-02')")
+	w.cfg.Slack = 1000000 * time.Hour
+	w.apply()
+	w.want(0, Attached)
+	w.Exec("DROP TABLE outbox_0")
+	w.apply()
+	w.want(0, "none")
+}
+
+// TestWhoeverMakesASlotMayWriteTheStates, or is told before the slot is made.
+func TestWhoeverMakesASlotMayWriteTheStates(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	check := func() error {
+		m, err := Open(outboxdb.Within(t), w.target(), w.cfg, w.o)
+		must.Succeed(t, err)
+		defer m.Close()
+		return m.CheckForget(outboxdb.Within(t))
+	}
+	must.Succeed(t, check()) // there are no states yet
+	w.apply()
+	role := w.Text("SELECT quote_ident('maker_' || current_database())")
+	w.Exec("CREATE ROLE " + role)
+	t.Cleanup(func() { w.Exec("DROP OWNED BY " + role); w.Exec("DROP ROLE " + role) })
+	m := w.manager()
+	_, err := m.conn.Exec(outboxdb.Within(t), "SET ROLE "+role)
+	must.Succeed(t, err)
+	wantFault(t, m.CheckForget(outboxdb.Within(t)), outbox.Fatal, "no_right")
+	wantFault(t, m.Forget(outboxdb.Within(t)), outbox.Fatal, "no_right")
+	w.Exec("GRANT UPDATE ON outflow_partitions TO " + role)
+	must.Succeed(t, m.CheckForget(outboxdb.Within(t)))
+	must.Succeed(t, m.Forget(outboxdb.Within(t)))
+	// where rows have fences, a shard that is set up later needs a baseline
+	w.Exec("INSERT INTO outflow_partitions (root, root_oid, name, oid, state, horizon, system_id) SELECT " +
+		"root, root_oid, 'fence', root_oid, 'sealed', 1, system_id FROM outflow_partitions LIMIT 1")
+	f := wantFault(t, m.CheckForget(outboxdb.Within(t)), outbox.Fatal, "no_right")
+	_, grant, _ := strings.Cut(f.Hint, "or GRANT ")
+	grant, _, _ = strings.Cut(grant, " TO this role")
+	w.Exec("GRANT " + grant + " TO " + role)
+	must.Succeed(t, m.CheckForget(outboxdb.Within(t)))
+	must.Succeed(t, m.Forget(outboxdb.Within(t)))
+}
