@@ -37,11 +37,7 @@ func (a *App) consumerCommand() *cobra.Command {
 func (a *App) onConsumers(cmd *cobra.Command, d *consumerDatabase,
 	do func(ctx context.Context, w *consumeradmin.Admin) error) *cobra.Command {
 	a.configured(cmd, func(ctx context.Context, cfg config.Config) error {
-		sc, err := wiring.Broker(cfg, newLogger(a.Stderr, cfg))
-		if err != nil {
-			return err
-		}
-		conn, err := wiring.Connect(ctx, cfg, sc)
+		conn, err := wiring.ConnectBroker(ctx, cfg, newLogger(a.Stderr, cfg))
 		if err != nil {
 			return err
 		}

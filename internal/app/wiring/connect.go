@@ -48,6 +48,15 @@ func Connect(ctx context.Context, cfg config.Config, sc sink.Config) (*sink.Conn
 	return conn, nil
 }
 
+// ConnectBroker connects a command that makes no messages.
+func ConnectBroker(ctx context.Context, cfg config.Config, log *slog.Logger) (*sink.Conn, error) {
+	sc, err := Broker(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	return Connect(ctx, cfg, sc)
+}
+
 // at says which setting an error is about; a fault says so itself, because run reports it without what it is
 // wrapped in.
 func at(setting string, err error) error {

@@ -112,11 +112,7 @@ func Restore(ctx context.Context, cfg config.Config, log *slog.Logger, o Restore
 		return nil, err
 	}
 	defer func() { _ = store.Close() }()
-	sc, err := wiring.Broker(cfg, log)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := wiring.Connect(ctx, cfg, sc)
+	conn, err := wiring.ConnectBroker(ctx, cfg, log)
 	if err != nil {
 		return nil, err
 	}

@@ -89,11 +89,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if err := archive.CheckCreate(ctx, store); err != nil {
 		return nil, err
 	}
-	sc, err := wiring.Broker(cfg, log)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := wiring.Connect(ctx, cfg, sc)
+	conn, err := wiring.ConnectBroker(ctx, cfg, log)
 	if err != nil {
 		return nil, err
 	}

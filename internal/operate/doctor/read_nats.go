@@ -107,12 +107,8 @@ func (r *natsReader) close() {
 
 func (r *natsReader) connect(ctx context.Context) {
 	cfg := r.f.Config
-	r.from(ctx, srcNATS, func(ctx context.Context) error {
-		sc, err := wiring.Broker(cfg, r.log)
-		if err != nil {
-			return err
-		}
-		if r.conn, err = wiring.Connect(ctx, cfg, sc); err != nil {
+	r.from(ctx, srcNATS, func(ctx context.Context) (err error) {
+		if r.conn, err = wiring.ConnectBroker(ctx, cfg, r.log); err != nil {
 			return err
 		}
 		r.store = wiring.Store(cfg, r.conn)

@@ -19,11 +19,7 @@ func (s *snapshot) checkArchived(ctx context.Context) error {
 	if has == "" {
 		return err
 	}
-	sc, err := wiring.Broker(s.cfg, s.log)
-	if err != nil {
-		return err
-	}
-	conn, err := wiring.Connect(ctx, s.cfg, sc)
+	conn, err := wiring.ConnectBroker(ctx, s.cfg, s.log)
 	if err != nil {
 		return err
 	}

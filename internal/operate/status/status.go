@@ -210,11 +210,7 @@ func (s *start) read(ctx context.Context, cfg config.Config, log *slog.Logger) e
 // readStore reads what there is in NATS without PostgreSQL. An error would say no more than the one that led
 // here.
 func (s *start) readStore(ctx context.Context, cfg config.Config, log *slog.Logger) {
-	sc, err := wiring.Broker(cfg, log)
-	if err != nil {
-		return
-	}
-	conn, err := wiring.Connect(ctx, cfg, sc)
+	conn, err := wiring.ConnectBroker(ctx, cfg, log)
 	if err != nil {
 		return
 	}

@@ -121,18 +121,14 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	if c.o.now == nil {
 		c.o.now = time.Now
 	}
+	var err error
 	if c.rule.Archive {
-		var err error
 		if c.store, err = archive.Open(ctx, cfg.Archive.URL); err != nil {
 			return nil, err
 		}
 		defer func() { _ = c.store.Close() }()
 	}
-	sc, err := wiring.Broker(cfg, log)
-	if err != nil {
-		return nil, err
-	}
-	if c.conn, err = wiring.Connect(ctx, cfg, sc); err != nil {
+	if c.conn, err = wiring.ConnectBroker(ctx, cfg, log); err != nil {
 		return nil, err
 	}
 	defer c.conn.Close()

@@ -136,11 +136,7 @@ func (t *tail) explain(err error) error {
 func (t *tail) session(ctx context.Context, connected func()) error {
 	dial, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
-	sc, err := wiring.Broker(t.cfg, t.o.Log)
-	if err != nil {
-		return err
-	}
-	conn, err := wiring.Connect(dial, t.cfg, sc)
+	conn, err := wiring.ConnectBroker(dial, t.cfg, t.o.Log)
 	if err != nil {
 		return err
 	}

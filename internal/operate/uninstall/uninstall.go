@@ -288,12 +288,8 @@ func (u *uninstall) isGone(ctx context.Context, open func(context.Context) error
 	return nil
 }
 
-func (u *uninstall) openNATS(ctx context.Context) error {
-	sc, err := wiring.Broker(u.cfg, u.log)
-	if err != nil {
-		return err
-	}
-	if u.conn, err = wiring.Connect(ctx, u.cfg, sc); err != nil {
+func (u *uninstall) openNATS(ctx context.Context) (err error) {
+	if u.conn, err = wiring.ConnectBroker(ctx, u.cfg, u.log); err != nil {
 		return err
 	}
 	u.store = wiring.Store(u.cfg, u.conn)
