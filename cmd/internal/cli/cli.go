@@ -106,6 +106,13 @@ func (a *App) printf(w io.Writer, format string, args ...any) {
 	_, _ = io.WriteString(w, a.repeat.In(fmt.Sprintf(format, args...)))
 }
 
+// printLines prints the lines of a report on standard output.
+func (a *App) printLines(lines []string) {
+	for _, line := range lines {
+		a.printf(a.Stdout, "%s\n", line)
+	}
+}
+
 // printJSON prints a report on standard output.
 func (a *App) printJSON(report any) error {
 	e := json.NewEncoder(a.Stdout)

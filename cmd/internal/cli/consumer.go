@@ -168,9 +168,7 @@ again.`,
 			"time:2026-01-31T12:00:00Z --yes",
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {
 		r.Confirm = func(p *consumeradmin.Plan) error {
-			for _, line := range p.Lines() {
-				a.printf(a.Stdout, "%s\n", line)
-			}
+			a.printLines(p.Lines())
 			if yes || r.DryRun {
 				return nil
 			}
@@ -237,9 +235,7 @@ consumer or a server can't be reached, 1 if a server is lost on the way: run it 
 		var plan *consumeradmin.Deletion
 		r.Confirm = func(p *consumeradmin.Deletion) error {
 			if plan = p; !asJSON {
-				for _, line := range p.Lines() {
-					a.printf(a.Stdout, "%s\n", line)
-				}
+				a.printLines(p.Lines())
 			}
 			if yes || r.DryRun {
 				return nil
@@ -286,9 +282,7 @@ consumer or a server can't be reached, 1 if a server is lost on the way.`,
 	}, &d, func(ctx context.Context, w *consumeradmin.Admin) error {
 		r.Confirm = func(p *consumeradmin.LayoutPlan) error {
 			if !asJSON {
-				for _, line := range p.Lines() {
-					a.printf(a.Stdout, "%s\n", line)
-				}
+				a.printLines(p.Lines())
 			}
 			if yes || r.DryRun {
 				return nil

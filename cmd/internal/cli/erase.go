@@ -76,9 +76,7 @@ request was begun on, 1 if something has to be waited for, or a server was lost:
 			return errors.Join(err, a.printJSON(report))
 		}
 		a.printf(a.Stdout, "at %v\n", a.where)
-		for _, line := range report.Lines() {
-			a.printf(a.Stdout, "%s\n", line)
-		}
+		a.printLines(report.Lines())
 		if err == nil && !o.Yes && report.Finished == nil {
 			a.printf(a.Stdout, "Nothing was changed. To do it: `%s`\n", fmt.Sprintf(
 				"outflow erase --doc %s --request %s --yes", finding.Word(o.Doc), o.Request))

@@ -62,9 +62,7 @@ server on the way.`,
 		if asJSON {
 			return errors.Join(err, a.printJSON(report))
 		}
-		for _, line := range report.Lines() {
-			a.printf(a.Stdout, "%s\n", line)
-		}
+		a.printLines(report.Lines())
 		return err
 	})
 	f := cmd.Flags()

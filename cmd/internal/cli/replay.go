@@ -110,9 +110,7 @@ func (a *App) replay(ctx context.Context, cfg config.Config, d *consumerDatabase
 	case asJSON:
 		err = errors.Join(err, a.printJSON(report))
 	case o.DryRun:
-		for _, line := range report.Lines() {
-			a.printf(a.Stdout, "%s\n", line)
-		}
+		a.printLines(report.Lines())
 	default:
 		fmt.Fprintf(a.Stdout, "replay %s: %d events published to %s", report.ID, report.Done, report.To)
 		if report.Before > 0 {

@@ -82,9 +82,7 @@ func (a *App) onStream(cmd *cobra.Command, apply bool) *cobra.Command {
 			return errors.Join(err, a.printJSON(report))
 		}
 		a.printf(a.Stdout, "at %v\n", a.where)
-		for _, line := range report.Lines() {
-			a.printf(a.Stdout, "%s\n", line)
-		}
+		a.printLines(report.Lines())
 		return err
 	})
 	f := cmd.Flags()

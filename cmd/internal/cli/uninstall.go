@@ -56,9 +56,7 @@ a server can't be reached, 1 if a server was lost on the way: run it again.`,
 		if asJSON {
 			return errors.Join(err, a.printJSON(report))
 		}
-		for _, line := range report.Lines() {
-			a.printf(a.Stdout, "%s\n", line)
-		}
+		a.printLines(report.Lines())
 		if err == nil && !o.Yes && report.Removes() {
 			a.printf(a.Stdout, "Nothing was changed. To do it: `%s`\n", again(o))
 		}
