@@ -89,22 +89,8 @@ func TestMaintainOutlastsASlotAndNATS(t *testing.T) {
 func TestOneOfTwoMaintainsSleepsBetweenArchiveAndDrop(t *testing.T) {
 	t.Parallel()
 	r := newMaintained(t, "sleeper")
-	first := r.maintain()
-	r.goes(first)
-	harness.Must(t, first.child.Signal(syscall.SIGTERM))
-	harness.Must(t, first.child.Wait())
-	harness.Exec(t, r.Conn, "CREATE TABLE day_1 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO "+
-		"('2024-05-02')")
-	r.write(1, 10)
-	r.settle()
-	sleeper := r.maintain("OUTFLOW_FAILPOINT=stop.partition.archived:1")
-	harness.Eventually(t, "it sleeps", func() error {
-		r.beat()
-		if !sleeper.stopped() {
-			return errors.New(sleeper.log.String())
-		}
-		return nil
-	}, sleeper.child)
+	r.oneIsOld()
+	sleeper := r.stopsAt("partition.archived")
 	second := r.maintain()
 	second.says("standing by")
 	if got := harness.Value[int](t, r.Conn, "SELECT count(*) FROM "+r.detached()); got != 10 {
@@ -136,14 +122,7 @@ func TestAMaintainThatIsStoppedInADropIsOutlived(t *testing.T) {
 	t.Parallel()
 	tier.OnlyLong(t, "it waits for a minute")
 	r := newMaintained(t, "frozen")
-	frozen := r.maintain("OUTFLOW_FAILPOINT=stop.partition.dropping:1")
-	harness.Eventually(t, "it is stopped in a drop", func() error {
-		r.beat()
-		if !frozen.stopped() {
-			return errors.New(frozen.log.String())
-		}
-		return nil
-	}, frozen.child)
+	frozen := r.stopsAt("partition.dropping")
 	if n := harness.Value[int](t, r.Conn, "SELECT count(*) FROM outflow_partitions WHERE state = "+
 		"'dropped'"); n != 0 {
 		t.Fatalf("%d are dropped", n)

@@ -105,6 +105,33 @@ func (r *retained) goes(m *maintainer) {
 	}, m.child)
 }
 
+// oneIsOld makes an old partition of ten rows, when all before it have gone.
+func (r *retained) oneIsOld() {
+	r.t.Helper()
+	m := r.maintain()
+	r.goes(m)
+	harness.Must(r.t, m.child.Signal(syscall.SIGTERM))
+	harness.Must(r.t, m.child.Wait())
+	harness.Exec(r.t, r.Conn, "CREATE TABLE day_1 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO "+
+		"('2024-05-02')")
+	r.write(1, 10)
+	r.settle()
+}
+
+// stopsAt is an outflow maintain that stands still at a point.
+func (r *retained) stopsAt(point string) *maintainer {
+	r.t.Helper()
+	m := r.maintain("OUTFLOW_FAILPOINT=stop." + point + ":1")
+	harness.Eventually(r.t, "it stands still at "+point, func() error {
+		r.beat()
+		if !m.stopped() {
+			return errors.New(m.log.String())
+		}
+		return nil
+	}, m.child)
+	return m
+}
+
 // TestOfTwoMaintainsOneWorks: the other one stands by, and goes on when the first one is killed; a signal
 // ends it cleanly.
 func TestOfTwoMaintainsOneWorks(t *testing.T) {
@@ -132,22 +159,8 @@ func TestOfTwoMaintainsOneWorks(t *testing.T) {
 func TestAMaintainThatSleptBeforeTheDropVerifiesAgain(t *testing.T) {
 	t.Parallel()
 	r := newMaintained(t, "slept")
-	first := r.maintain()
-	r.goes(first)
-	harness.Must(t, first.child.Signal(syscall.SIGTERM))
-	harness.Must(t, first.child.Wait())
-	harness.Exec(t, r.Conn, "CREATE TABLE day_1 PARTITION OF outbox FOR VALUES FROM ('2024-05-01') TO "+
-		"('2024-05-02')")
-	r.write(1, 10)
-	r.settle()
-	m := r.maintain("OUTFLOW_FAILPOINT=stop.partition.verified:1")
-	harness.Eventually(t, "it sleeps", func() error {
-		r.beat()
-		if !m.stopped() {
-			return errors.New(m.log.String())
-		}
-		return nil
-	}, m.child)
+	r.oneIsOld()
+	m := r.stopsAt("partition.verified")
 	day := harness.Value[string](t, r.Conn, "SELECT name FROM outflow_partitions WHERE state = 'verified'")
 	harness.Exec(t, r.Conn, "INSERT INTO "+day+" (doc_id, actor_id, counter, payload, created_at) VALUES "+
 		"('late', 'a', 1, '{}', '2024-05-01 12:00Z')")
