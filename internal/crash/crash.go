@@ -1,7 +1,5 @@
 // Package crash says how the program ends when it panics. Go's own way is exit code 2, which says that a
 // setting is wrong.
-//
-// It is internal to Outflow: its API may change at any time.
 package crash
 
 import (

@@ -1,8 +1,6 @@
 // Package finding is the catalogue of everything that Outflow can find wrong, each under one code: what it
 // means, how bad it is, and the way out. The same code is in the message of a command that fails, in logs,
 // metrics, doctor's report and docs/troubleshooting.md, which is made from this catalogue.
-//
-// It is internal to Outflow: its API may change at any time.
 package finding
 
 //go:generate go test ../../cmd/internal/cli -run TestTroubleshootingIsTheCatalogue -count=1 -update

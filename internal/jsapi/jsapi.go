@@ -1,8 +1,6 @@
 // Package jsapi asks JetStream's API: one request, one answer, by the stream's leader where it matters.
 // nats.go asks for messages with a direct get, which any replica may answer, out of date; whoever decides by
 // what a stream holds must not use that. [ReadStream] reads many messages through a consumer.
-//
-// It is internal to Outflow: its API may change at any time.
 package jsapi
 
 import (

@@ -1,7 +1,6 @@
 // Package jsontext walks over JSON and reads its strings, for what comes with a logical message and for what
 // a producer writes. Unlike encoding/json it tells half of a surrogate pair from U+FFFD, keeps the place of
-// each value, and limits the depth itself. It takes no memory, whatever the text says. It is internal to
-// Outflow: its API may change at any time.
+// each value, and limits the depth itself. It takes no memory, whatever the text says.
 package jsontext
 
 import (

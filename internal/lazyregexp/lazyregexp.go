@@ -1,7 +1,5 @@
 // Package lazyregexp compiles regular expressions when they are first used: most commands use few of them,
 // and compiling all of them at every start takes milliseconds.
-//
-// It is internal to Outflow: its API may change at any time.
 package lazyregexp
 
 import (

@@ -1,7 +1,5 @@
 // Package traceparent reads the header traceparent of W3C Trace Context, with the standard library alone:
 // package producer must not bring a tracing library into the services that use it.
-//
-// It is internal to Outflow: its API may change at any time.
 package traceparent
 
 import "encoding/hex"

@@ -1,5 +1,4 @@
-// Package stream is what a consumer reads from: a JetStream stream, or, in tests, one in memory. It is
-// internal to Outflow: its API may change at any time.
+// Package stream is what a consumer reads from: a JetStream stream, or, in tests, one in memory.
 package stream
 
 import (

@@ -1,5 +1,4 @@
-// Package browser gives tests a browser of their own. It is internal to Outflow: its API may change at any
-// time.
+// Package browser gives tests a browser of their own.
 package browser
 
 import (

@@ -1,3 +1,3 @@
 // Package statuspage tests Outflow's status page in a browser. It is in this module because the browser's
-// driver is. It is internal to Outflow: its API may change at any time.
+// driver is.
 package statuspage

@@ -3,8 +3,6 @@
 // One table (settings.go) says of each setting its path, default, accepted values and meaning. Flags,
 // environment names, keys of the file, docs/configuration.md and what `outflow config` prints all come from
 // it.
-//
-// It is internal to Outflow: its API may change at any time.
 package config
 
 import (

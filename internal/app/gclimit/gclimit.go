@@ -1,6 +1,6 @@
 // Package gclimit tells Go's garbage collector how much memory the process may take up: what the ordering
 // settings let it hold, and a fixed share. Without it the collector lets the heap grow to twice of what is
-// live before it looks. It is internal to Outflow: its API may change at any time.
+// live before it looks.
 package gclimit
 
 import (

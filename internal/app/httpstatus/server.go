@@ -1,7 +1,5 @@
 // Package httpstatus serves /metrics, /healthz, /readyz, /status.json, /explain and a status page on / for
 // operators and probes. It only reads.
-//
-// It is internal to Outflow: its API may change at any time.
 package httpstatus
 
 import (

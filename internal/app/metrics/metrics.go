@@ -1,7 +1,5 @@
 // Package metrics makes the registry of `outflow run`: what the pipeline counts, and gauges of what the
 // pipeline and the watcher know at the moment of a scrape. docs/metrics.md is made from it.
-//
-// It is internal to Outflow: its API may change at any time.
 package metrics
 
 import (

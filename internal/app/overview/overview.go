@@ -1,8 +1,6 @@
 // Package overview says how an installation is: what is wrong and what to do about it, in a line; and each
 // part of the chain from PostgreSQL to the consumers with its figures. The status page and outflow status
 // show the same.
-//
-// It is internal to Outflow: its API may change at any time.
 package overview
 
 import (

@@ -7,8 +7,6 @@
 //
 // The line travels in the context, because what a command waits for is known far below it: where a
 // connection is opened, or a row read. Without a line in the context all of this does nothing.
-//
-// It is internal to Outflow: its API may change at any time.
 package progress
 
 import (

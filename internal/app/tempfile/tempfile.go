@@ -1,6 +1,5 @@
 // Package tempfile makes temporary files that disappear with the process: a file has no name, so its bytes
-// are gone when the process that holds it open ends. It is internal to Outflow: its API may change at any
-// time.
+// are gone when the process that holds it open ends.
 package tempfile
 
 import (

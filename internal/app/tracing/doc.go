@@ -8,6 +8,4 @@
 // Nothing here may hold up publishing. The loop notes a few values of a sampled event and hands them over
 // when the message is acknowledged, to a queue that drops and counts what does not fit. All that costs more
 // is done by another goroutine, and by those of the OpenTelemetry SDK.
-//
-// It is internal to Outflow: its API may change at any time.
 package tracing

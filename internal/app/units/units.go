@@ -1,6 +1,4 @@
 // Package units prints figures for people: sizes, counts, durations and rates.
-//
-// It is internal to Outflow: its API may change at any time.
 package units
 
 import (

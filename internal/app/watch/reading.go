@@ -1,7 +1,5 @@
 // Package watch reads how PostgreSQL, the slot, NATS, the stream and its consumers are, over connections of
 // its own: also while nothing is published, and on a standby.
-//
-// It is internal to Outflow: its API may change at any time.
 package watch
 
 import (

@@ -1,6 +1,5 @@
 // Package wiring turns the configuration into the parts' own configurations and opens a session's
-// connections. It is the one place that knows all parts. It is internal to Outflow: its API may change at any
-// time.
+// connections. It is the one place that knows all parts.
 package wiring
 
 import (

@@ -1,7 +1,5 @@
 // Package alerts reads what Outflow brings for Prometheus and Grafana, the alerting rules and the dashboard,
 // and keeps recordings of outages, on which the rules are tested.
-//
-// It is internal to Outflow: its API may change at any time.
 package alerts
 
 import (

@@ -1,6 +1,5 @@
 // Package await is how tests wait for something that another process does: no longer than it takes to see
-// that it won't happen, and longer on a machine that is slow or stands still. It is internal to Outflow: its
-// API may change at any time.
+// that it won't happen, and longer on a machine that is slow or stands still.
 package await
 
 import (

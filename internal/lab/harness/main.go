@@ -1,6 +1,5 @@
 // Package harness runs the built program for the end-to-end tests: installations of it, its commands, their
-// reports and logs, the load on its table, and comparisons of stream and table. It is internal to Outflow:
-// its API may change at any time.
+// reports and logs, the load on its table, and comparisons of stream and table.
 package harness
 
 import (

@@ -1,5 +1,4 @@
-// Package must ends a test whose preparation failed. It is internal to Outflow: its API may change at any
-// time.
+// Package must ends a test whose preparation failed.
 package must
 
 import "testing"

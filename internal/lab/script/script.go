@@ -1,5 +1,5 @@
-// Package script runs the scripts in a package's testdata: lines of input, with what the code under test
-// says to each below it, behind ">". It is internal to Outflow: its API may change at any time.
+// Package script runs the scripts in a package's testdata: lines of input, with what the code under test says
+// to each below it, behind ">".
 package script
 
 import (

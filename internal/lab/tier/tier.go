@@ -1,5 +1,5 @@
 // Package tier says which tests run, in which form, and whether one may be left out because the machine lacks
-// something. It is internal to Outflow: its API may change at any time.
+// something.
 package tier
 
 import (

@@ -23,6 +23,4 @@
 //
 // Nothing of an object is believed: sizes are bounded before they are read, names are made and never taken
 // from a manifest, and the hashes of its messages are made from what the lines say.
-//
-// It is internal to Outflow: its API may change at any time.
 package archive

@@ -21,6 +21,4 @@
 // A request is a row of outflow_erasures, beside the outbox. It has no name of a document, only an HMAC of
 // it, under a key of its own. Each step is found again after a kill: what is done is looked for in the table,
 // the stream and the archive themselves, and only the cut is remembered.
-//
-// It is internal to Outflow: its API may change at any time.
 package erasure

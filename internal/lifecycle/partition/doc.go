@@ -28,6 +28,4 @@
 // which FINALIZE ends, and a fence is only ever moved on. The last step is one transaction: lock, check every
 // clause again, DROP. Two runs are kept apart by an advisory lock of the session that does the work; a run
 // whose session is gone can't do anything any more.
-//
-// It is internal to Outflow: its API may change at any time.
 package partition

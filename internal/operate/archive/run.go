@@ -1,8 +1,6 @@
 // Package archive is `outflow archive`: it writes the cold part of the stream to the archive, and says what
 // is there. What an archive is, is in internal/lifecycle/archive; this package tells it what the checkpoint
 // record and the stream say.
-//
-// It is internal to Outflow: its API may change at any time.
 package archive
 
 import (

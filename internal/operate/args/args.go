@@ -1,6 +1,4 @@
 // Package args reads positions and times as an operator writes them on a command line.
-//
-// It is internal to Outflow: its API may change at any time.
 package args
 
 import (

@@ -7,6 +7,4 @@
 // which the WAL brings everything. Before it publishes, the caller gives the stream a new ingress, so that
 // nobody else can publish in between, and says so in the checkpoint record, so that an unfinished backfill is
 // not taken for a finished one.
-//
-// It is internal to Outflow: its API may change at any time.
 package backfill

@@ -1,7 +1,5 @@
 // Package conns opens the connections of the operator's commands, and reads over them what a start of outflow
 // run reads.
-//
-// It is internal to Outflow: its API may change at any time.
 package conns
 
 import (

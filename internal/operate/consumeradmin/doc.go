@@ -1,5 +1,4 @@
-// Package consumeradmin is `outflow consumer`: it lists the consumers of a stream and rewinds one of them. It
-// is internal to Outflow: its API may change at any time.
+// Package consumeradmin is `outflow consumer`: it lists the consumers of a stream and rewinds one of them.
 //
 // # Where a consumer keeps its offsets
 //

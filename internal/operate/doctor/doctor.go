@@ -4,8 +4,6 @@
 //
 // What is read is read once, into [Facts], each source with a time limit of its own. The checks are functions
 // of the facts. A fact that could not be read makes the checks that need it "not known", never "ok".
-//
-// It is internal to Outflow: its API may change at any time.
 package doctor
 
 import (

@@ -7,8 +7,6 @@
 // drained. If another outflow holds the slot, a later checkpoint with
 // the same sequence shows that; otherwise the slot itself does, decoded without consuming it. If something
 // was written, the next round begins.
-//
-// It is internal to Outflow: its API may change at any time.
 package drain
 
 import (

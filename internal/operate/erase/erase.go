@@ -1,8 +1,6 @@
 // Package erase is `outflow erase`: it removes a document from the table, the stream, what copies the stream
 // and the archive. What an erasure is, is in internal/lifecycle/erasure; this package does its steps in
 // order, and each again if it has to.
-//
-// It is internal to Outflow: its API may change at any time.
 package erase
 
 import (

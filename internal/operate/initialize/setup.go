@@ -5,8 +5,6 @@
 // was written. Stream and bucket come before the slot, because a slot retains WAL. Directly before the slot
 // comes a record that says that the slot is about to be made: only such a record lets a later run adopt a
 // slot that exists. The record with the first checkpoint comes last.
-//
-// It is internal to Outflow: its API may change at any time.
 package initialize
 
 import (

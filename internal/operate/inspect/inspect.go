@@ -1,7 +1,5 @@
 // Package inspect is `outflow inspect`: it decodes a slot without consuming it and prints commits, events and
 // windows.
-//
-// It is internal to Outflow: its API may change at any time.
 package inspect
 
 import (

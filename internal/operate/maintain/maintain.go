@@ -1,7 +1,5 @@
 // Package maintain is the loop of `outflow maintain`: the parts that keep table and stream small, one after
 // the other, again and again, by one process of several.
-//
-// It is internal to Outflow: its API may change at any time.
 package maintain
 
 import (

@@ -1,5 +1,5 @@
 // Package parked is `outflow parked`: it shows the parked events of consumers, asks for their release, and
-// waits until the running consumer has done that. It is internal to Outflow: its API may change at any time.
+// waits until the running consumer has done that.
 package parked
 
 import (

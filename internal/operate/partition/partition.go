@@ -1,8 +1,6 @@
 // Package partition is `outflow partition`: it says, or does, what keeps the outbox table small. What may go
 // is decided in internal/lifecycle/partition; this package tells it what the checkpoint record and the stream
 // say.
-//
-// It is internal to Outflow: its API may change at any time.
 package partition
 
 import (

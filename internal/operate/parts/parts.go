@@ -1,8 +1,6 @@
 // Package parts names everything that `outflow init` makes, and `outflow partition`. Init reports by these
 // names what it makes, and uninstall has to say of each what becomes of it: so neither can know a part that
 // the other one does not.
-//
-// It is internal to Outflow: its API may change at any time.
 package parts
 
 // Part is a kind of object that belongs to an installation.

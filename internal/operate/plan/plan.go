@@ -2,8 +2,6 @@
 // assumed, beside what is set now. It changes nothing.
 //
 // [Measured] is what was read; [Derive] is a function of it and the settings alone.
-//
-// It is internal to Outflow: its API may change at any time.
 package plan
 
 import (

@@ -29,8 +29,6 @@
 // table (steps 3 and 4), those in the range are lost unless the slot still brings them. Repair says so, and
 // only goes on if the operator accepts that in words. If there is no table it publishes nothing: it makes
 // slot and record such that outflow can go on.
-//
-// It is internal to Outflow: its API may change at any time.
 package repair
 
 import (

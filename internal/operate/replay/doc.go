@@ -36,6 +36,4 @@
 // The target's subjects are compared, as patterns, with the live stream's own (the ingress), with everything
 // that its template could make, with dead letters, and with what belongs to NATS. The target is another
 // stream; what that transforms or republishes is compared as well.
-//
-// It is internal to Outflow: its API may change at any time.
 package replay

@@ -1,6 +1,4 @@
 // Package slotread reads what a slot holds without consuming it. Nobody else may hold the slot meanwhile.
-//
-// It is internal to Outflow: its API may change at any time.
 package slotread
 
 import (

@@ -30,6 +30,4 @@
 //     first checkpoint, which is where the slot begins, behind the window.
 //
 // Each further attempt begins with step 2.
-//
-// It is internal to Outflow: its API may change at any time.
 package snapshot

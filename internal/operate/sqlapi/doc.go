@@ -10,6 +10,4 @@
 // It also makes the functions with which a service in any language is an instance of a consumer: see
 // consumer.sql. They work on the tables of package consumer in the schema outflow, with the rights of the
 // caller.
-//
-// It is internal to Outflow: its API may change at any time.
 package sqlapi

@@ -1,7 +1,5 @@
 // Package status is `outflow status`: it reads slot, checkpoint record, stream and server, as a start would,
 // without changing anything. It shows what can be read where one of the servers does not answer.
-//
-// It is internal to Outflow: its API may change at any time.
 package status
 
 import (

@@ -1,7 +1,5 @@
 // Package streamretain is `outflow stream`: it says, or does, what leaves the front of the stream. What may
 // go is decided in internal/lifecycle/streamretain; this package reads what that is decided from.
-//
-// It is internal to Outflow: its API may change at any time.
 package streamretain
 
 import (

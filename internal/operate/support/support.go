@@ -1,7 +1,5 @@
 // Package support is `outflow support`: it puts what a bug report needs into one archive, without secrets and
 // without what rows hold. It works while servers are away, and changes nothing.
-//
-// It is internal to Outflow: its API may change at any time.
 package support
 
 import (

@@ -1,8 +1,6 @@
 // Package tail is `outflow tail`: it shows the messages of the stream as they are published, a line each. It
 // only reads, through an ordered consumer that it deletes at its end, and goes on by sequence when NATS was
 // away.
-//
-// It is internal to Outflow: its API may change at any time.
 package tail
 
 import (

@@ -16,8 +16,6 @@
 //     says up to which sequence they are: init goes on behind it.
 //
 // Each step checks what is there: what is gone already is not an error.
-//
-// It is internal to Outflow: its API may change at any time.
 package uninstall
 
 import (

@@ -1,7 +1,5 @@
 // Package gcsstore is what the archive asks of Google Cloud Storage beyond gocloud.dev/blob. It is apart from
 // the archive because a program that imports it has the client of Google's in memory.
-//
-// It is internal to Outflow: its API may change at any time.
 package gcsstore
 
 import (

@@ -1,7 +1,5 @@
 // Package s3store is what the archive asks of a bucket of S3 beyond gocloud.dev/blob. It is apart from the
 // archive because a program that imports it has the client of AWS in memory.
-//
-// It is internal to Outflow: its API may change at any time.
 package s3store
 
 import (
