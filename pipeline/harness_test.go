@@ -553,7 +553,7 @@ func (pr *process) ends(limit time.Duration) *outbox.Fault {
 	return outbox.FaultOf(pr.err)
 }
 
-// eachPlace goes through the checkpoints of all revisions of the record.
+// eachCheckpoint goes through the checkpoints of all revisions of the record.
 func (w *harness) eachCheckpoint(f func(lsn outbox.LSN, stored time.Time)) {
 	for _, r := range w.js.revisions {
 		rec, err := checkpoint.Decode(r.doc)

@@ -31,7 +31,7 @@ func Message(cfg Config) (*Outbox, error) {
 }
 
 // maxMessageHeaders is how many headers a content may have. It is an object: so its payload may be nested one
-// less than maxDepth, which holds for the whole of it.
+// less than [jsontext.MaxDepth], which holds for the whole of it.
 const maxMessageHeaders = 256
 
 // emit is the call that emits a content: as UTF-8, whatever the database's encoding is.

@@ -49,7 +49,7 @@ func (t Torn) String() string {
 // is to be lost by age ("the last 3 s") and what by number is said so.
 //
 // The file ends at a message, in the middle of one, or goes on with zeros: which of the three, the first lost
-// sequence decides (modulo 3), so that the same call does the same again.
+// sequence decides (modulo 3), so the same call does the same again.
 //
 // The server must not run. Dir is its Options.Dir. For Hole it is started for a moment and stopped cleanly,
 // without a way in, so that it writes its index. Only streams without replicas: the end of a replicated one

@@ -1,8 +1,7 @@
 // Command testreport reads what go test -json prints, from files or pipes, all at the same time:
 // testreport <(go test -json ./sink) <(go test -json ./decoder). It prints a line for each package, and at
 // the end what else a run has to say: what was skipped and why, the slowest tests, the retries and
-// standstills, and in the last place all that the tests printed which failed. It exits with 1 if one did. It
-// is internal to Outflow: it may change at any time.
+// standstills, and in the last place all that the tests printed which failed. It exits with 1 if one did.
 package main
 
 import (

@@ -157,7 +157,7 @@ func (l *Conns) AwaitSlot(ctx context.Context) error {
 	}
 }
 
-// SlotHeld is the fault of a slot that is in use.
+// slotHeld is the fault of a slot that is in use.
 func slotHeld(name string, slot relay.SlotState) error {
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "slot_held", Message: fmt.Sprintf("slot %s is held by pid %d (%s)", name,

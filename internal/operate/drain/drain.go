@@ -4,9 +4,8 @@
 // It works in rounds. A round notes where the WAL ends and waits until the slot's confirmed LSN has reached
 // that; the confirmed LSN only moves behind what is published, recorded and durable. If nothing was written
 // to the outbox meanwhile, and no transaction that may have written to it is open or prepared, everything is
-// drained. If another outflow holds the slot, a later checkpoint with
-// the same sequence shows that; otherwise the slot itself does, decoded without consuming it. If something
-// was written, the next round begins.
+// drained. If another outflow holds the slot, a later checkpoint with the same sequence shows that; otherwise
+// the slot itself does, decoded without consuming it. If something was written, the next round begins.
 package drain
 
 import (

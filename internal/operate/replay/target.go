@@ -49,7 +49,7 @@ func parseTarget(text string) (*target, error) {
 		"Write stdout, subject:SUBJECT, stream:STREAM or consumer:NAME")
 }
 
-// ReplayStream is the name of the stream from which the consumers of a stream read what is replayed for them.
+// replayStream is the name of the stream from which the consumers of a stream read what is replayed for them.
 func replayStream(stream string) string { return stream + "_replay" }
 
 // replayPrefix is the prefix of the subjects in that stream; consumer and original subject follow.
