@@ -109,8 +109,8 @@ func (s *Session) startReplication(ctx context.Context, command string) error {
 // startCommand is the command that starts the stream. Protocol 1: the server keeps a large transaction to
 // itself until it commits, and sends in commit order.
 func startCommand(cfg Config, version int, from outbox.LSN, binary bool) string {
-	options := "proto_version '1', publication_names " + postgres.Literal(publicationNames(cfg.Publication)) +
-		", messages 'true'"
+	options := "proto_version '1', messages 'true', publication_names " +
+		postgres.Literal(postgres.Quote(cfg.Publication)) // a list of identifiers, here of one
 	if binary {
 		options += ", binary 'true'"
 	}
@@ -119,6 +119,3 @@ func startCommand(cfg Config, version int, from outbox.LSN, binary bool) string 
 	}
 	return fmt.Sprintf("START_REPLICATION SLOT %s LOGICAL %v (%s)", postgres.Quote(cfg.Slot), from, options)
 }
-
-// publicationNames is the value of pgoutput's option: a list of identifiers, here of one.
-func publicationNames(name string) string { return postgres.Quote(name) }

@@ -119,7 +119,7 @@ func newModes(l Load) []*mode {
 
 // Run shows the demo. It returns whether the verdict is good.
 func Run(ctx context.Context, o Options) (good bool, err error) {
-	d := &demo{Options: o, screen: newScreen(o.Out, o.All), modes: newModes(o.Load)}
+	d := &demo{Options: o, screen: &screen{out: o.Out, all: o.All}, modes: newModes(o.Load)}
 	if d.dir, err = os.MkdirTemp("", "outflow-demo-"); err != nil {
 		return false, err
 	}

@@ -24,8 +24,6 @@ const (
 	showEvery = 1000
 )
 
-func newScreen(out io.Writer, all bool) *screen { return &screen{out: out, all: all} }
-
 func (s *screen) line(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -43,10 +43,6 @@ const (
 	leastRows    = 100
 )
 
-func newAttack(w *harness, plan []Entry) *attack {
-	return &attack{w: w, plan: plan, tally: map[string]*Tally{}}
-}
-
 // run writes and attacks, until the schedule is over and everything has caught up. A failure of outflow ends
 // it early and is not an error; an error says that the run is worth nothing.
 func (a *attack) run(ctx context.Context) error {

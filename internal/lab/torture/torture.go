@@ -176,7 +176,7 @@ func run(ctx context.Context, o *Options, s *shape, plan []Entry, p *screen) (go
 	if err := w.start(ctx); err != nil {
 		return false, err
 	}
-	a := newAttack(w, plan)
+	a := &attack{w: w, plan: plan, tally: map[string]*Tally{}}
 	if err := a.run(ctx); err != nil {
 		return false, err
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -58,7 +59,7 @@ var natsChecks = []check{
 			}
 			look("file storage", a.Storage, a.Limits.Storage)
 			look("memory storage", a.Memory, a.Limits.Memory)
-			for _, tier := range sorted(a.Tiers) {
+			for _, tier := range slices.Sorted(maps.Keys(a.Tiers)) {
 				t := a.Tiers[tier]
 				look("file storage in tier "+tier, t.Storage, t.Limits.Storage)
 				look("memory storage in tier "+tier, t.Memory, t.Limits.Memory)

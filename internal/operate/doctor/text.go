@@ -2,9 +2,7 @@ package doctor
 
 import (
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strconv"
 	"time"
 
@@ -58,5 +56,3 @@ func quoted(value string) string {
 	}
 	return value
 }
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

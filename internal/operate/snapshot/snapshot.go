@@ -60,7 +60,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*
 	for n := 1; ; n++ {
 		err := s.attempt(ctx)
 		switch {
-		case err == nil || ctx.Err() != nil || !retryable(err):
+		case err == nil || ctx.Err() != nil || outbox.ClassOf(err) != outbox.Transient:
 			return s.rep, err
 		case n == attempts:
 			return s.rep, fmt.Errorf("%w. The snapshot did not finish: run `outflow init --snapshot` again, "+
@@ -87,9 +87,6 @@ func (s *snapshot) prepare(ctx context.Context) error {
 	}
 	return s.o.Prepare(ctx, s.fits)
 }
-
-// retryable reports whether a snapshot that failed with err is tried again.
-func retryable(err error) bool { return outbox.ClassOf(err) == outbox.Transient }
 
 // attempt makes a whole snapshot. It renews the stream's ingress first; only connections that are opened
 // after that know the new one.
