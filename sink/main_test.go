@@ -154,9 +154,7 @@ type stored struct {
 // readAll reads the stream by itself, without the code under test. A sequence that is missing is left empty.
 func readAll(t testing.TB, url, stream string) []stored {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, url, nats.NoReconnect())
 	return readFrom(t, nc, stream)
 }
 

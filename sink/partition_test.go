@@ -31,9 +31,7 @@ func TestPartitionIsTheServers(t *testing.T) {
 		o.Users = []*server.User{{Username: "u", Password: "p", Account: account}}
 		o.NoAuthUser = "u"
 	}})
-	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, s.URL(), nats.NoReconnect())
 	sub, err := nc.SubscribeSync("out.>")
 	must.Succeed(t, err)
 	seen := map[string]bool{}

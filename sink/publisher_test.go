@@ -80,9 +80,7 @@ func TestAStrangersMessageEndsTheSession(t *testing.T) {
 	c, _ := watched(t, config(s.URL()))
 	all := edits(t, 200)
 	mustPublish(t, c.Publisher(0), all[:100])
-	nc, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, s.URL(), nats.NoReconnect())
 	if _, err := nc.Request("outbox.friendsforever", []byte("foreign"), time.Second); err == nil {
 		t.Error("the public subject has a listener")
 	}

@@ -63,10 +63,8 @@ func (s *counted) intrude(t testing.TB) {
 	t.Helper()
 	c := door(t, s.cfg)
 	defer c.Close()
-	nc, err := nats.Connect(s.url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	_, err = nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), time.Minute)
+	nc, _ := natstest.Connect(t, s.url, nats.NoReconnect())
+	_, err := nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), time.Minute)
 	must.Succeed(t, err)
 	s.want = append(s.want, nil)
 }
@@ -88,9 +86,7 @@ func (s *counted) purge(t testing.TB, below uint64) {
 
 func (s *counted) manage(t testing.TB, do func(nats.JetStreamContext) error) {
 	t.Helper()
-	nc, err := nats.Connect(s.url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, s.url, nats.NoReconnect())
 	js, err := nc.JetStream(nats.MaxWait(time.Minute))
 	must.Succeed(t, err)
 	must.Succeed(t, do(js))
@@ -311,10 +307,8 @@ func TestACutAmongTheNewestMessagesIsKnown(t *testing.T) {
 	s.publish(t, 5, 10)
 	want := outbox.Cut{SystemID: 7, Timeline: 1, LSN: 0x3000, Epoch: 2, Owner: 2}
 	d := door(t, s.cfg)
-	nc, err := nats.Connect(s.url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
-	_, err = nc.RequestMsg(&nats.Msg{Subject: d.Ingress() + outbox.CutSubject,
+	nc, _ := natstest.Connect(t, s.url, nats.NoReconnect())
+	_, err := nc.RequestMsg(&nats.Msg{Subject: d.Ingress() + outbox.CutSubject,
 		Header: nats.Header{outbox.HeaderCut: {want.String()}}}, time.Minute)
 	must.Succeed(t, err)
 	d.Close()

@@ -133,9 +133,7 @@ func TestStateOfAStreamThatLostItsEnd(t *testing.T) {
 // durable makes a consumer that has taken and acknowledged n messages.
 func durable(t *testing.T, url, name string, n int) {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, url, nats.NoReconnect())
 	js, err := nc.JetStream(nats.MaxWait(20 * time.Second))
 	must.Succeed(t, err)
 	sub, err := js.PullSubscribe("", name, nats.BindStream("OUTBOX"))

@@ -26,9 +26,7 @@ func watched(t *testing.T, cfg Config) (*Conn, relay.StreamState) {
 // intrude stores a message in the stream as somebody who knows the ingress.
 func intrude(t *testing.T, c *Conn, url string) {
 	t.Helper()
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(time.Minute))
-	must.Succeed(t, err)
-	defer nc.Close()
+	nc, _ := natstest.Connect(t, url, nats.NoReconnect())
 	m, err := nc.Request(c.Ingress()+"outbox.x", []byte("foreign"), time.Minute)
 	if err != nil || strings.Contains(string(m.Data), "error") {
 		t.Fatal(err, m)
