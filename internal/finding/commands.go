@@ -77,17 +77,17 @@ var commands = []Finding{
 		Title: "The archive is far behind the stream",
 		Hint: "Nothing that is not archived leaves table or stream. See what `outflow maintain` logs, or " +
 			"run `outflow archive run`.",
-		Runbook: "[Maintain](retention.md#maintain)."},
+		Runbook: "[Maintain](maintain.md)."},
 	{Code: "maintain_absent", Severity: Warning,
 		Title: "Nobody runs outflow maintain any more",
 		Hint: "Start it again: nothing is archived, no partitions are made, and nothing leaves table or " +
 			"stream. It looks at least every maintain.every; from cron, as often as before.",
-		Runbook: "[Maintain](retention.md#maintain)."},
+		Runbook: "[Maintain](maintain.md)."},
 	{Code: "maintain_failing", Severity: Warning,
 		Title: "A part of outflow maintain fails",
 		Hint: "The message has the fault of the part: see to that. The other parts go on, and it is tried " +
 			"again.",
-		Runbook: "[Maintain](retention.md#maintain)."},
+		Runbook: "[Maintain](maintain.md)."},
 	{Code: "archive_record", Severity: Error, Classes: fatal,
 		Title: "The checkpoint record does not say up to where the stream is confirmed",
 		Hint:  "Do what `outflow status` says until `outflow run` publishes. Then archive again."},

@@ -271,7 +271,7 @@ var sections = []struct {
 		"`consumer`, as long as an instance reads. How far these are is in their database, and in [their " +
 		"own metrics](#package-consumer): [decision 0035](decisions/0035-lag-of-consumers.md).\n",
 		regexp.MustCompile(`^stream_consumer.*$`)},
-	{"Retention and archive", "What [`outflow maintain`](retention.md#maintain) does. It serves them " +
+	{"Retention and archive", "What [`outflow maintain`](maintain.md) does. It serves them " +
 		"itself where `maintain.listen` is set, and `outflow run` does as well: the partitions by SQL, the " +
 		"rest as `outflow maintain`, in a loop or `--once`, left it beside the checkpoint record.\n",
 		regexp.MustCompile(`^(maintain_.*|partitions_.*|rows_.*|archive_.*|stream_kept_.*)$`)},
