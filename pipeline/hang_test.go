@@ -136,18 +136,26 @@ func (f slowFile) ReadAt(p []byte, off int64) (int, error) {
 	return f.ScratchFile.ReadAt(p, off)
 }
 
+var sorting = relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
+
+// longSort is a process that has to sort a transaction on slow files.
+func (w *harness) longSort() *process {
+	w.t.Helper()
+	pr := w.running(options{scratch: slow{}})
+	rows := make([]row, 3000)
+	for i := range rows {
+		rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i),
+			fmt.Sprintf(`{"text":"%01000d"}`, i)}
+	}
+	w.with(func() { w.pg.commit(rows) })
+	return pr
+}
+
 // A transaction that takes minutes to sort is no standstill: whoever watches must not end the process, which
 // would begin it anew.
 func TestALongSortIsNoStandstill(t *testing.T) {
-	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
-	inBubble(t, set, 0, func(t *testing.T, w *harness) {
-		pr := w.running(options{scratch: slow{}})
-		rows := make([]row, 3000)
-		for i := range rows {
-			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i),
-				fmt.Sprintf(`{"text":"%01000d"}`, i)}
-		}
-		w.with(func() { w.pg.commit(rows) })
+	inBubble(t, sorting, 0, func(t *testing.T, w *harness) {
+		pr := w.longSort()
 		begun, silent := time.Now(), time.Duration(0)
 		w.until(time.Hour, "published", func() bool {
 			s := pr.p.Status()
@@ -169,15 +177,8 @@ func TestALongSortIsNoStandstill(t *testing.T) {
 // A stop is heard in the middle of the sorting, which is one call that may take minutes; nothing of the
 // transaction is published then.
 func TestAStopIsHeardInTheMiddleOfASort(t *testing.T) {
-	set := relay.Settings{Sort: outbox.ByCommit, MaxEvents: 1000, MaxBytes: 1 << 20}
-	inBubble(t, set, 0, func(t *testing.T, w *harness) {
-		pr := w.running(options{scratch: slow{}})
-		rows := make([]row, 3000)
-		for i := range rows {
-			rows[i] = row{"friendsforever", "a", fmt.Sprintf("a:%06d", len(rows)-i),
-				fmt.Sprintf(`{"text":"%01000d"}`, i)}
-		}
-		w.with(func() { w.pg.commit(rows) })
+	inBubble(t, sorting, 0, func(t *testing.T, w *harness) {
+		pr := w.longSort()
 		w.until(time.Minute, "sorting", func() bool { return pr.p.Status().busy })
 		w.sleep(5 * time.Second)
 		pr.cancel()

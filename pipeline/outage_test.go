@@ -137,18 +137,7 @@ func TestHeartbeatsGoOnAfterNATSFailed(t *testing.T) {
 // publication is another one.
 func TestPublicationChangesWhileNATSFails(t *testing.T) {
 	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
-		var pg *asking
-		pr := w.running(options{open: func(l *Conns) {
-			pg = &asking{postgresConn: l.Source.(*postgresConn)}
-			l.Source = pg
-		}})
-		w.write(1)
-		w.published()
-		w.sleep(5 * time.Second)
-		pg.delay = 3 * time.Second
-		w.write(1)
-		w.until(time.Minute, "the recorder asks", func() bool { return pg.waits })
-		w.cutBroker(pr, 0, true)
+		pr, _ := w.cutWhileTheRecorderAsks()
 		w.with(func() { w.pg.identity.RelXmin++ })
 		if f := pr.ends(time.Minute); f == nil || f.Code != "publication_changed" || w.js.resumed > 0 {
 			t.Errorf("ended with %v, went on %d times", pr.err, w.js.resumed)

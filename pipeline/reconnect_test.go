@@ -327,22 +327,28 @@ func (a *asking) Publication(ctx context.Context) (relay.PublicationIdentity, er
 	return a.postgresConn.Publication(ctx)
 }
 
+// cutWhileTheRecorderAsks is a session whose broker is away while PostgreSQL takes its time for an answer.
+func (w *harness) cutWhileTheRecorderAsks() (pr *process, pg *asking) {
+	w.t.Helper()
+	pr = w.running(options{open: func(l *Conns) {
+		pg = &asking{postgresConn: l.Source.(*postgresConn)}
+		l.Source = pg
+	}})
+	w.write(1)
+	w.published()
+	w.sleep(5 * time.Second)
+	pg.delay = 3 * time.Second
+	w.write(1)
+	w.until(time.Minute, "the recorder asks", func() bool { return pg.waits })
+	w.cutBroker(pr, 0, true)
+	return pr, pg
+}
+
 // What the checkpointer has begun when NATS fails is over before the session looks what the record says now:
 // it would write what nobody knows of, or into the new connection's record what was meant for the old one's.
 func TestNATSOutageWaitsForTheCheckpointer(t *testing.T) {
 	inBubble(t, defaults, 2*time.Second, func(t *testing.T, w *harness) {
-		var pg *asking
-		pr := w.running(options{open: func(l *Conns) {
-			pg = &asking{postgresConn: l.Source.(*postgresConn)}
-			l.Source = pg
-		}})
-		w.write(1)
-		w.published()
-		w.sleep(5 * time.Second)
-		pg.delay = 3 * time.Second
-		w.write(1)
-		w.until(time.Minute, "the recorder asks", func() bool { return pg.waits })
-		w.cutBroker(pr, 0, true)
+		pr, pg := w.cutWhileTheRecorderAsks()
 		w.until(time.Minute, "it goes on", func() bool { return w.js.resumed == 1 })
 		if pg.waits || pg.opened != 1 {
 			t.Errorf("the recorder is at work (%t), or NATS was read (%d times) while it was", pg.waits,
