@@ -43,7 +43,8 @@ func TestOutagesHave30SecondsEach(t *testing.T) {
 		well        bool
 	}{{10, 12, false}, {11, 12, true}, {10, 10, true}} {
 		o := outage{since: begun, tries: 3, resumed: 10}
-		if o.acknowledged(c.acked, c.sent) != c.well || o.since.IsZero() != c.well || (o.tries == 0) != c.well {
+		if o.acknowledged(c.acked, c.sent) != c.well || o.since.IsZero() != c.well ||
+			(o.tries == 0) != c.well {
 			t.Errorf("behind 10, %d of %d acknowledged: %+v", c.acked, c.sent, o)
 		}
 	}

@@ -51,8 +51,8 @@ type outage struct {
 	newest  *outbox.Header // of the message there
 }
 
-// acknowledged reports whether an outage is over: something was acknowledged on the new connection, or nothing
-// is left to be. The next failure is another outage.
+// acknowledged reports whether an outage is over: something was acknowledged on the new connection, or
+// nothing is left to be. The next failure is another outage.
 func (o *outage) acknowledged(acked, sent uint64) (over bool) {
 	if o.since.IsZero() || acked <= o.resumed && acked < sent {
 		return false
