@@ -210,10 +210,10 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 					return done, err
 				}
 			}
-			// at once: where space is short, there may not be enough for all of them twice
-			if err := a.replaceOld(ctx, of(names, m.First), &done); err != nil {
-				return done, err
-			}
+			// At once: where space is short, there may not be enough for all of them twice. What can't be
+			// overwritten, as in a bucket with a retention policy, is tried again below, and keeps no other
+			// segment from being written anew.
+			_ = a.replaceOld(ctx, of(names, m.First), &done)
 		}
 		if e.Done != nil {
 			e.Done()

@@ -609,3 +609,31 @@ func TestAnErasureNeedsNoRoomForAllSegmentsTwice(t *testing.T) {
 	must.Succeed(t, err)
 	mustBeErased(t, store, dir, 400, "doc3")
 }
+
+// locked is a store that overwrites nothing, as a bucket with a retention policy.
+type locked struct{ Store }
+
+func (locked) Replace(context.Context, string, []byte) error { return errors.New("it is retained") }
+
+// TestWhatCannotBeOverwrittenYetIsReadByNobody: each segment is written anew without the document, the error
+// says that something of it is left, and a later run overwrites that.
+func TestWhatCannotBeOverwrittenYetIsReadByNobody(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	a := load(t, store, nil)
+	for to := uint64(1); to <= 3; to++ {
+		must.Succeed(t, add(t, a, 20*to))
+	}
+	if _, err := load(t, locked{store}, nil).Erase(t.Context(), docOf("doc3")); err == nil ||
+		!strings.Contains(err.Error(), "it is retained") {
+		t.Error(err)
+	}
+	for _, m := range read(t, load(t, store, nil)) {
+		if m.Subject == "outbox.doc3" {
+			t.Errorf("message %d is read", m.Seq)
+		}
+	}
+	_, err := load(t, store, nil).Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	mustBeErased(t, store, dir, 60, "doc3")
+}
