@@ -36,6 +36,7 @@ type Column struct {
 	// of the type, a domain's is that of what it is made of: N for numbers, T for intervals, ...
 	Category string
 	BaseOID  uint32 // of the type; of a domain that of the type that it is made of
+	Values   string // its name, without length, precision and scale: a cast to these would cut a value
 }
 
 // PrintsUnordered reports whether the values of the column's type, in the form in which PostgreSQL prints
@@ -139,8 +140,9 @@ func ReadTable(ctx context.Context, q Querier, table string) (Table, error) {
 			a.attgenerated <> '', coalesce(CASE WHEN a.attgenerated <> '' THEN pg_get_expr(d.adbin, d.adrelid)
 			END, ''),
 			a.atthasdef OR a.attidentity <> '', a.attidentity = 'a',
-			y.typcategory::text, CASE WHEN y.typtype = 'd' THEN y.typbasetype ELSE y.oid END
+			y.typcategory::text, b.oid, format_type(b.oid, -1)
 		FROM pg_attribute a JOIN pg_catalog.pg_type y ON y.oid = a.atttypid
+			CROSS JOIN LATERAL (SELECT CASE WHEN y.typtype = 'd' THEN y.typbasetype ELSE y.oid END) b (oid)
 			LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 		WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum`, t.OID)
 	if err != nil {

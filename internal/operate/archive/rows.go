@@ -195,9 +195,9 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	var id string
 	typed := func(c catalog.Column, n int) string {
 		if c.TypeOID == byteaOID {
-			return fmt.Sprintf("$%d::%s", n, c.TypeName)
+			return fmt.Sprintf("$%d::%s", n, c.Values)
 		}
-		return fmt.Sprintf("$%d::text::%s", n, c.TypeName)
+		return fmt.Sprintf("$%d::text::%s", n, c.Values)
 	}
 	for _, c := range t.Columns {
 		n := slices.Index(w.carry.columns, c.Name)

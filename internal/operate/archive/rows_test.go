@@ -34,9 +34,9 @@ func TestBytesAreTheValueOfARowThatIsPutBack(t *testing.T) {
 	l := &wiring.Layout{Resolved: config.Resolved{ID: "id", Mapping: relay.Mapping{Table: "public.outbox",
 		Doc: "doc_id", Payload: "payload"}, Uses: map[string]config.Use{"doc_id": {Role: config.InDoc}}},
 		Table: catalog.Table{Schema: "public", Name: "outbox", Columns: []catalog.Column{
-			{Name: "id", TypeOID: byteaOID, TypeName: "bytea"},
-			{Name: "doc_id", TypeOID: 25, TypeName: "text"},
-			{Name: "payload", TypeOID: 25, TypeName: "text"}}}}
+			{Name: "id", TypeOID: byteaOID, Values: "bytea"},
+			{Name: "doc_id", TypeOID: 25, Values: "text"},
+			{Name: "payload", TypeOID: 25, Values: "text"}}}}
 	w := &rowWriter{conn: conn, layout: l, rep: &Rows{Table: "public.outbox"}, hit: func(string) {}, doc: -1}
 	must.Succeed(t, w.prepare(config.Config{Subject: "outbox.{doc_id}"}))
 	ids := [][]byte{{'\\', '\\'}, []byte(`\x41`), {0xff, 0, '\\', 1}}
@@ -74,17 +74,25 @@ func TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage(t *testing.T) {
 	for _, c := range []struct{ key, value, trigger, code string }{
 		{"bytea", `\x41`, "", ""},
 		{"char(8)", "ab      ", "", ""},
+		{"numeric(9, 2)", "1.50", "", ""},
+		{"numeric(9, 1)", "1.55", "", "rows_columns"}, // a column that has become narrower
+		{"timestamptz(0)", "2026-01-31 12:00:00.5+00", "", "rows_columns"},
+		{"varchar(2)", "abc", "", "22001"},
+		{"char(2)", "abc", "", "22001"},
+		{"short", "abc", "", "22001"},
+		{"short", "ab", "", ""},
 		{"text", "k", "", ""},
 		{"text", "k", "NEW.id = 'another'", "rows_columns"},
 		{"text", "k", "NEW.key = 'another'", "rows_columns"},
 		{"text", "k", "NEW.key = NULL", "rows_columns"},
 	} {
-		t.Run(c.key+c.trigger, func(t *testing.T) {
+		t.Run(c.key+c.value+c.trigger, func(t *testing.T) {
 			t.Parallel()
 			conn, err := pgx.Connect(t.Context(), pgtest.Database(t, pgtest.Server(t)))
 			must.Succeed(t, err)
 			defer conn.Close(context.Background()) //nolint:errcheck // the test is over
-			sql := "CREATE TABLE outbox (id text, doc_id text, key " + c.key + ", payload text);"
+			sql := "CREATE DOMAIN short AS varchar(2); CREATE TABLE outbox (id text, doc_id text, key " +
+				c.key + ", payload text);"
 			if c.trigger != "" {
 				sql += fmt.Sprintf(changes, c.trigger)
 			}
@@ -104,7 +112,11 @@ func TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage(t *testing.T) {
 			must.Succeed(t, err)
 			w.rows = [][]any{w.carry.stored(values, key)}
 			err = w.flush(t.Context())
-			if f := outbox.FaultOf(err); f != nil && f.Code != c.code || (err == nil) != (c.code == "") {
+			code := postgres.SQLState(err)
+			if f := outbox.FaultOf(err); f != nil {
+				code = f.Code
+			}
+			if code != c.code || (err == nil) != (c.code == "") {
 				t.Errorf("code %q: %v", c.code, err)
 			}
 		})
@@ -126,8 +138,8 @@ func TestTheSequenceOfIDsIsNamed(t *testing.T) {
 	l := &wiring.Layout{Resolved: config.Resolved{ID: id,
 		Mapping: relay.Mapping{Table: name, Payload: "payload"}},
 		Table: catalog.Table{Schema: "public", Name: name, Columns: []catalog.Column{
-			{Name: id, TypeOID: 20, TypeName: "bigint", Default: true, Identity: true, Category: "N"},
-			{Name: "payload", TypeOID: 25, TypeName: "text"}}}}
+			{Name: id, TypeOID: 20, Values: "bigint", Default: true, Identity: true, Category: "N"},
+			{Name: "payload", TypeOID: 25, Values: "text"}}}}
 	w := &rowWriter{layout: l, rep: &Rows{Table: name}}
 	must.Succeed(t, w.prepare(config.Config{Subject: "outbox"}))
 	_, statement, named := strings.Cut(w.rep.String(), "before anybody writes, ")
