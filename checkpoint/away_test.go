@@ -74,6 +74,15 @@ func TestAHomesPositionsAreNotComparedWithThisServers(t *testing.T) {
 			t.Errorf("%s: there is no repair for it: %s", wrong.code, f.Hint)
 		}
 	}
+	for cluster, anew := range map[int]string{0: "`outflow uninstall --with-stream` and `outflow init`",
+		2: "`outflow uninstall` and `outflow init`"} { // uninstall refuses to remove a stream that is shared
+		c, r := awayReadings()
+		c.Cluster, r.Slot = cluster, relay.SlotState{}
+		_, err := Resolve(c, r)
+		if f := outbox.FaultOf(err); f == nil || !strings.Contains(f.Hint, anew) {
+			t.Errorf("cluster %d: %v", cluster, err)
+		}
+	}
 	if _, r := awayReadings(); r.Server.History.Timeline == 1 {
 		r.Server.History = promoted(0x3000)
 		if _, err := Resolve(c, r); err != nil {

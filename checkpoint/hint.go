@@ -119,14 +119,18 @@ func (c Config) hintMapping() string {
 // the page has all steps, and uninstall refuses to remove what nobody has read.
 func (c Config) anew() string {
 	if c.Mapping.Away() {
+		uninstall := "outflow uninstall --with-stream"
+		if c.Cluster > 0 { // the stream is the home's, and there is no other
+			uninstall = "outflow uninstall"
+		}
 		return fmt.Sprintf("The table does not say which of its rows are the home's, so nothing fills the "+
-			"gap: the home's own stream has them. Start this one anew with `outflow uninstall "+
-			"--with-stream` and `outflow init`: it then has what subscription %s brings from there on",
-			c.Mapping.Subscription)
+			"gap: the home's own stream has them. Start this one anew with `%s` and `outflow init`: it then "+
+			"has what subscription %s brings from there on", uninstall, c.Mapping.Subscription)
 	}
-	again := "insert the rows of that range into " + c.Table + " again"
+	const lacks = "that range, and what was committed until init made the new slot,"
+	again := "insert the rows of " + lacks + " into " + c.Table + " again"
 	if c.Mapping.Source.Messages() {
-		again = "let the services write the events of that range again"
+		again = "let the services write the events of " + lacks + " again"
 	}
 	return "start anew, as docs/operations.md says: `outflow uninstall --with-stream`, `outflow init`; " +
 		"then " + again + ", or accept the gap"

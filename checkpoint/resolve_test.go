@@ -147,7 +147,8 @@ func newest(r *Readings, seq uint64) {
 // none of the texts says more than these parts; together they are what an operator needs.
 const (
 	anewCure = "`outflow uninstall --with-stream`, `outflow init`; then "
-	rowsCure = "insert the rows of that range into public.outbox again, or accept the gap"
+	rowsCure = "insert the rows of that range, and what was committed until init made the new slot, into " +
+		"public.outbox again, or accept the gap"
 )
 
 func TestAStartThatWouldLoseOrRepeatIsRefused(t *testing.T) {

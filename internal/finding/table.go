@@ -117,7 +117,7 @@ var table = []Finding{
 		Hint: "Find out which of its transactions are missing or were changed here: one that was skipped, " +
 			"a row filter, a trigger, an origin that was moved, a home that was put back. The home's own " +
 			"stream is not concerned. Start this one anew with `outflow uninstall --with-stream` and " +
-			"`outflow init`.",
+			"`outflow init`; without `--with-stream` where the stream is the home's.",
 		Runbook: "The message has the range of the home's positions in which they differ: compare the " +
 			"rows of the table here and at home. Look for `skipping transaction` in the log of the server " +
 			"that subscribes. [What is counted](clusters.md#what-the-home-counts)."},
