@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -101,11 +102,15 @@ func connectFault(setting string, err error) error {
 	}
 	f := &outbox.Fault{Class: outbox.Transient, Code: CodeConnect, Message: at + " can't be reached", Err: e,
 		Hint: "See that it runs, and that host and port are right"}
-	var untrusted *tls.CertificateVerificationError
+	var (
+		untrusted *tls.CertificateVerificationError
+		unknownCA x509.UnknownAuthorityError // with verify-ca pgconn verifies it, and wraps nothing
+		invalid   x509.CertificateInvalidError
+	)
 	switch {
 	case pg != nil:
 		f.Message, f.Hint = at+" takes no connection", ""
-	case errors.As(err, &untrusted):
+	case errors.As(err, &untrusted), errors.As(err, &unknownCA), errors.As(err, &invalid):
 		f.Message = at + " has a certificate that is not accepted"
 		f.Hint = "In " + setting + " sslrootcert has to name the authority that signed it, and the host " +
 			"one of its names"
