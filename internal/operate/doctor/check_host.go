@@ -74,8 +74,9 @@ var hostChecks = []check{
 			switch v := p.Verdict; {
 			case p.Ready:
 				r.ok("%s", v.State)
-			case v.Code != "":
-				r.find(v.Code, "the outflow at %s says: %s", f.Config.Listen, v.Cause)
+			case v.Code != "": // as bad as the code, and no less than that nothing is published
+				r.findAs(max(entry(v.Code).Severity, finding.Error), v.Code, "the outflow at %s says: %s",
+					f.Config.Listen, v.Cause)
 			default:
 				r.find("process_not_ready", "the outflow at %s says: %s", f.Config.Listen,
 					strings.TrimSuffix(v.State+": "+v.Cause, ": "))

@@ -495,8 +495,11 @@ var harm = []struct {
 	{"process.listen", "process_other", "warning", func(f *Facts) { f.Process.Slot.Name = "another" }},
 	{"process.instances", "single_instance", "note", func(f *Facts) { f.Stats.Instances = 1 }},
 	{"process.state", "process_not_ready", "error", func(f *Facts) { f.Process.Ready = false }},
-	{"process.state", "nats_lost", "warning", func(f *Facts) {
-		f.Process.Ready, f.Process.Verdict.Code = false, "nats_lost"
+	{"process.state", "ack_timeout", "error", func(f *Facts) {
+		f.Process.Ready, f.Process.Verdict.Code = false, "ack_timeout"
+	}},
+	{"process.state", "nats_connect", "critical", func(f *Facts) {
+		f.Process.Ready, f.Process.Verdict.Code = false, "nats_connect"
 	}},
 
 	{"standby.reachable", "standby_not_standby", "error", func(f *Facts) { f.Standby.InRecovery = false }},
