@@ -63,7 +63,7 @@ type Status struct {
 	State     State      `json:"state"`
 	Since     time.Time  `json:"since"`                       // when the state began
 	Error     string     `json:"error,omitempty"`             // why the last session ended
-	Code      string     `json:"code,omitempty"`              // of Error; "": it is none of the catalogue
+	Code      string     `json:"code,omitempty"`              // of Error; "": none, or it does not count yet
 	Fault     *Fault     `json:"fault,omitempty"`             // nil: none; read-only
 	Held      int        `json:"held"`                        // events in the buffer
 	HeldBytes int64      `json:"held_bytes"`                  // of them, as reorder.max_bytes counts
@@ -233,8 +233,8 @@ func (h *health) set(s State, err error) {
 	case h.snap.Fault != nil:
 	case err != nil:
 		h.snap.Error, h.snap.Code = err.Error(), ""
-		if f := outbox.FaultOf(err); f != nil {
-			h.snap.Code = f.Code
+		if f := outbox.FaultOf(err); f != nil && f.Class == outbox.Transient {
+			h.snap.Code = f.Code // a gap has yet to be read again
 		}
 	case s == StateRunning || s == StateStandby:
 		h.snap.Error, h.snap.Code = "", ""

@@ -164,6 +164,7 @@ func TestTheCodeOfAnErrorIsThatOfItsFault(t *testing.T) {
 		{StateWaiting, nil, "no_storage"},
 		{StateWaiting, errors.New("x"), ""},
 		{StateAway, &outbox.Fault{Code: "nats_lost"}, "nats_lost"},
+		{StateWaiting, &outbox.Fault{Code: "stream_missing", Class: outbox.Gap}, ""},
 		{StateRunning, nil, ""},
 	} {
 		if h.set(c.state, c.err); h.snapshot().Code != c.want {

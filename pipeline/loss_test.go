@@ -208,6 +208,9 @@ func TestGapThatWasNone(t *testing.T) {
 		w.until(time.Minute, "a first reading", func() bool {
 			return len(pr.opens) == 1 && pr.p.Status().State == StateWaiting
 		})
+		if code := pr.p.Status().Code; code != "" {
+			t.Errorf("%s before it counts", code)
+		}
 		w.with(func() { w.js.exists = true })
 		w.until(time.Minute, "running", func() bool { return pr.p.Status().State == StateRunning })
 		w.with(func() {
