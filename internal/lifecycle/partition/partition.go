@@ -51,8 +51,9 @@ type Partition struct {
 	Accepted   int64 // rows that were never published
 	Refused    int64 // rows of that kind that were found when it was compared last, and not accepted
 	RefusedAt  time.Time
-	RefusedBy  string // the slot of that run
-	came       State  // how far an earlier run had come, where this one does a part of that again
+	RefusedBy  string            // the slot of that run
+	VerifiedBy map[string]Stream // by slots, the shards that have verified it, by which stream
+	came       State             // how far an earlier run had come, where this one does a part of that again
 	Stream     Stream
 	Inserts    *int64 // Written, as it was last seen to change
 	QuietSince time.Time

@@ -114,8 +114,10 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 			return nil, m.behind(f, p)
 		}
 		if m.others(p) && !(slices.Contains(f.Apart, p.RefusedBy) && f.has(p.RefusedBy)) {
-			p.Refused = 0 // in another stream, and nobody looks for them any more, or they are in this one
+			// in another stream, and nobody looks for them any more; or in this one
+			p.Refused = 0
 		}
+		m.asShard(f, p)
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
 			// by an earlier run: the archive may have lost it since
 			p.came, p.State, p.Verified = p.State, Durable, nil
@@ -239,6 +241,22 @@ func (m *Manager) others(p *Partition) bool {
 	return p.Refused > 0 && p.RefusedBy != "" && p.RefusedBy != m.cfg.Slot
 }
 
+// asShard makes of what all shards have found out of a partition what this one has.
+func (m *Manager) asShard(f *Facts, p *Partition) {
+	if !m.cfg.apart(p) || p.State != Durable && p.State != Archived && p.State != Verified {
+		return
+	}
+	by, sum := p.VerifiedBy[m.cfg.Slot], p.SealedSum
+	if !by.Created.IsZero() && by.Created.Equal(f.Stream.Created) {
+		p.State, p.Verified, p.Stream = Verified, &sum, by
+		return
+	}
+	delete(p.VerifiedBy, m.cfg.Slot) // by a former stream
+	if p.Verified = nil; p.State == Verified {
+		p.State = Durable
+	}
+}
+
 func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
 	after := func(t time.Time) time.Time { return t.Add(m.cfg.Slack) }
 	ends := p.Upper.Add(behindUTC(m.root.KeyType))
@@ -278,15 +296,15 @@ func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, str
 }
 
 func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
-	if why := durable(&m.cfg, s.Facts, p); why != "" {
-		w := step(Wait, "%s", why)
-		w.Clause = "slots"
-		return w
-	}
 	if m.others(p) && p.State != Sealed {
 		w := step(Wait, "%d rows of another shard were never published, by the last run of that of slot %s",
 			p.Refused, p.RefusedBy)
 		w.Clause = "shards"
+		return w
+	}
+	if name, why := m.fails(s.Facts, p, "server", "own slot", "shards", "slots"); why != "" {
+		w := step(Wait, "%s", why)
+		w.Clause = name
 		return w
 	}
 	switch {

@@ -184,7 +184,7 @@ var clauses = []clause{
 					"or uninstall that Outflow, or name the slot in retain.other_slots", slot)
 			}
 		}
-		return ""
+		return f.uncompared(c, p)
 	}},
 	{"slots", func(_ *Config, f *Facts, p *Partition) string {
 		var behind []string
@@ -265,16 +265,27 @@ func mayGo(c *Config, f *Facts, p *Partition) (name, why string) {
 	return "", ""
 }
 
-// durable says why the rows below the fence may not be in the stream yet.
-func durable(c *Config, f *Facts, p *Partition) string {
-	for _, clause := range clauses {
-		if slices.Contains([]string{"server", "own slot", "shards", "slots"}, clause.name) {
-			if why := clause.fails(c, f, p); why != "" {
-				return why
-			}
+// apart reports whether each shard has to compare its rows of a partition before one may drop it: only ids
+// show that they were published, and each has but the ids of its own stream.
+func (c *Config) apart(p *Partition) bool { return c.Own != "" && c.ID != "" && !p.Made }
+
+// uncompared says which other shards have not compared their rows of a partition, when this one has.
+func (f *Facts) uncompared(c *Config, p *Partition) string {
+	if _, own := p.VerifiedBy[c.Slot]; !c.apart(p) || !own && p.Verified == nil {
+		return ""
+	}
+	var slots []string
+	for _, slot := range f.Others {
+		_, compared := p.VerifiedBy[slot]
+		if !compared && f.has(slot) && slices.Contains(f.Apart, slot) {
+			slots = append(slots, slot)
 		}
 	}
-	return ""
+	if len(slots) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("other shards have not compared their rows, which need not have come by way of the "+
+		"WAL: let `outflow partition apply` run for slot %s", strings.Join(slots, ", "))
 }
 
 // shown reports whether the fence alone shows that the rows are in the stream and, where there is one, in its

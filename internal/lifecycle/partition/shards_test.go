@@ -167,8 +167,89 @@ func TestNoShardDropsWhatAnotherHasRefused(t *testing.T) {
 		}
 		wantWhy(t, steps, 0, "3 rows of another shard were never published", slot)
 		w.o.AcceptUnpublished, w.o.Turn = 3, 0
-		if steps, err := as(0); err != nil || w.exists(0) {
+		if steps, err = as(0); err != nil {
+			t.Fatal(steps, err)
+		}
+		w.o.AcceptUnpublished = 0
+		if steps, err := as(1); err != nil || w.exists(0) {
 			t.Errorf("%v, %v", steps, err)
+		}
+	}
+}
+
+// TestAPartitionGoesWhenEachShardHasComparedIt, unless Outflow made it: only ids show then that its rows were
+// published, and each shard has but those of its own stream. It need not wait for keep to compare them.
+func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
+	t.Parallel()
+	for _, archive := range []bool{false, true} {
+		w := newWorld(t, pgtest.Server(t), 2)
+		w.cfg.Keep, w.cfg.Archive = time.Hour, archive
+		w.out.Archive = Reach{Complete: 1 << 60, Whole: 1 << 60}
+		shard, slots := w.shards(), []string{w.Slot, w.Slot + "_2"}
+		streams, anew := [2]map[string]bool{{}, {}}, time.Duration(0)
+		as := func(i int, refused bool) []Step {
+			t.Helper()
+			shard(i)
+			w.out.Others, w.out.Apart, w.published = slots[1-i:2-i], slots[1-i:2-i], streams[i]
+			w.out.Stream.Created = w.out.Stream.Created.Add(anew * time.Duration(i))
+			w.seen.Stream = w.out.Stream
+			steps, err := w.try()
+			if refused {
+				wantFault(t, err, outbox.Gap, codeUnpublished)
+			} else if err != nil {
+				t.Fatalf("archive %v, shard %d: %v", archive, i, err)
+			}
+			return steps
+		}
+		publish := func(i int) {
+			for _, id := range strings.Split(w.Text("SELECT string_agg(id::text, ',') FROM outbox_0 "+
+				"WHERE counter % 2 = $1::text::int", fmt.Sprint(i)), ",") {
+				streams[i][id] = true
+			}
+		}
+		kept := func() { w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'") }
+		waits := func(steps []Step, says ...string) {
+			t.Helper()
+			if wantWhy(t, steps, 0, says...); !w.exists(0) {
+				t.Fatalf("archive %v: it is gone", archive)
+			}
+		}
+		w.cfg.Slack = 1000000 * time.Hour
+		as(0, false)
+		w.Exec("UPDATE outflow_partitions SET made = true WHERE name = $1", quoted("public", old(1)))
+		w.cfg.Slack = 0
+		w.insert(0, 6, false)
+		as(0, false) // seals both
+		publish(0)
+		waits(as(0, false), "not compared", slots[1])
+		kept()
+		waits(as(0, false), "not compared", slots[1])
+		if w.exists(1) {
+			t.Error("one whose rows all came by way of the WAL waits for the other shard")
+		}
+		reads := len(w.reads)
+		if waits(as(0, false), "not compared"); len(w.reads) > reads {
+			t.Error("its rows are compared again while it waits for the other shard")
+		}
+		as(1, true)
+		waits(as(0, false), "3 rows of another shard were never published")
+		w.Exec("UPDATE outflow_partitions SET sealed_at = clock_timestamp()")
+		publish(1)
+		waits(as(1, false), "a repair may need it")
+		waits(as(0, false), "a repair may need it")
+		streams[1], anew = map[string]bool{}, time.Minute
+		as(1, true)
+		publish(1)
+		waits(as(1, false), "a repair may need it")
+		w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
+		as(0, false) // seals it again
+		kept()
+		waits(as(0, false), "not compared", slots[1])
+		w.Exec("UPDATE outflow_partitions SET sealed_at = clock_timestamp()")
+		waits(as(1, false), "a repair may need it")
+		kept()
+		if as(0, false); w.exists(0) {
+			t.Errorf("archive %v: it is still there", archive)
 		}
 	}
 }

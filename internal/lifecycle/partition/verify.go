@@ -347,6 +347,12 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 			case gone.count == 0 || m.accepts(gone, everything):
 				p.State, p.Verified, p.Stream = Verified, &found, m.published.seen.Stream
 				p.Accepted, p.Refused = gone.count, 0
+				if m.cfg.apart(p) {
+					if p.VerifiedBy == nil {
+						p.VerifiedBy = map[string]Stream{}
+					}
+					p.VerifiedBy[m.cfg.Slot] = p.Stream
+				}
 			case !everything: // more of the stream is read first
 				return nil
 			default:
