@@ -113,8 +113,8 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 		if p.Fence > f.WALEnd {
 			return nil, m.behind(f, p)
 		}
-		if m.others(p) && !(slices.Contains(f.Apart, p.RefusedBy) && f.has(p.RefusedBy)) {
-			// in another stream, and nobody looks for them any more; or in this one
+		if m.others(p) && !(m.cfg.ID != "" && slices.Contains(f.Apart, p.RefusedBy) && f.has(p.RefusedBy)) {
+			// in another stream, and nobody looks for them any more; or in this one; or nobody can tell
 			p.Refused = 0
 		}
 		m.asShard(f, p)

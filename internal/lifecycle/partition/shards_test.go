@@ -177,6 +177,26 @@ func TestNoShardDropsWhatAnotherHasRefused(t *testing.T) {
 	}
 }
 
+// TestWithoutAnIDAShardThatCantTellHoldsNoOther: the fence of a partition is of the stream of the shard that
+// sealed it, and shows the others nothing.
+func TestWithoutAnIDAShardThatCantTellHoldsNoOther(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.cfg.ID = ""
+	as, slots := w.shards(), []string{w.Slot, w.Slot + "_2"}
+	w.out.Others, w.out.Apart = slots, slots
+	w.insert(0, 6, true)
+	as(0)
+	w.apply()
+	as(1)
+	_, err := w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	as(0)
+	if steps := w.apply(); w.exists(0) {
+		t.Errorf("%v", steps)
+	}
+}
+
 // TestAPartitionGoesWhenEachShardHasComparedIt, unless Outflow made it: only ids show then that its rows were
 // published, and each shard has but those of its own stream. It need not wait for keep to compare them.
 func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
