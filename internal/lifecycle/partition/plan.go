@@ -117,6 +117,9 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 			// in another stream, and nobody looks for them any more; or in this one; or nobody can tell
 			p.Refused = 0
 		}
+		if p.RefusedAt.After(f.Now.Add(maxRest)) { // the clock was ahead
+			p.RefusedAt = time.Time{}
+		}
 		m.asShard(f, p)
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
 			// by an earlier run: the archive may have lost it since

@@ -460,3 +460,22 @@ func TestARunThatCantReadEverythingLeavesTimeForOthers(t *testing.T) {
 		m.Close()
 	}
 }
+
+// TestWhatWasRefusedByAClockThatWasAheadIsComparedAgain, and not when the time has come that it had shown.
+func TestWhatWasRefusedByAClockThatWasAheadIsComparedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.o.Turn = time.Minute
+	w.insert(0, 3, false)
+	w.apply()
+	w.confirm(w.Slot)
+	_, err := w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+	w.Exec("UPDATE outflow_partitions SET refused_at = refused_at + interval '1 year'")
+	for id := range strings.SplitSeq(w.Text("SELECT string_agg(id::text, ',') FROM outbox_0"), ",") {
+		w.published[id] = true
+	}
+	if steps := w.apply(); w.exists(0) {
+		t.Errorf("%v", steps)
+	}
+}
