@@ -314,6 +314,30 @@ type Pass struct {
 	refused time.Time // when the run began that found such rows first; zero: there are none
 	again   time.Time // when everything is read for them again
 	rows    int64     // how many there are
+
+	partitions map[uint32]Partition // those that were refused, by OID: another Outflow may note its refusal
+}
+
+// remember keeps the refusal of a partition.
+func (p *Pass) remember(q *Partition) {
+	if p == nil {
+		return
+	}
+	if p.partitions == nil {
+		p.partitions = map[uint32]Partition{}
+	}
+	p.partitions[q.OID] = *q
+}
+
+// recall puts the refusal of this Outflow, if there is one of these rows, in place of another one's.
+func (p *Pass) recall(q *Partition) {
+	q.Refused = 0
+	if p == nil || q.Verified != nil { // what was refused has been accepted since
+		return
+	}
+	if own := p.partitions[q.OID]; own.Fence == q.Fence {
+		q.Refused, q.RefusedAt, q.RefusedBy = own.Refused, own.RefusedAt, own.RefusedBy
+	}
 }
 
 type place struct {

@@ -115,7 +115,7 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 		}
 		if m.others(p) && !(m.cfg.ID != "" && slices.Contains(f.Apart, p.RefusedBy) && f.has(p.RefusedBy)) {
 			// in another stream, and nobody looks for them any more; or in this one; or nobody can tell
-			p.Refused = 0
+			m.o.Pass.recall(p)
 		}
 		if p.RefusedAt.After(f.Now.Add(maxRest)) { // the clock was ahead
 			p.RefusedAt = time.Time{}

@@ -197,6 +197,32 @@ func TestWithoutAnIDAShardThatCantTellHoldsNoOther(t *testing.T) {
 	}
 }
 
+// TestTwoOutflowsDoNotCompareBecauseOfEachOther: what both have refused rests for each of them.
+func TestTwoOutflowsDoNotCompareBecauseOfEachOther(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	shard, slots, passes := w.shards(), []string{w.Slot, w.Slot + "_2"}, [2]*Pass{{}, {}}
+	w.o.Turn, w.out.Others = time.Minute, slots
+	as := func(i int) {
+		t.Helper()
+		shard(i)
+		w.cfg.Own, w.o.Pass = "", passes[i]
+		_, err := w.try()
+		wantFault(t, err, outbox.Gap, codeUnpublished)
+	}
+	w.insert(0, 3, false)
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 day'")
+	as(0)
+	as(1)
+	reads := len(w.reads)
+	for i := range 4 {
+		if as(i % 2); len(w.reads) > reads {
+			t.Fatalf("the %d. run compares it again", i+1)
+		}
+	}
+}
+
 // TestAPartitionGoesWhenEachShardHasComparedIt, unless Outflow made it: only ids show then that its rows were
 // published, and each shard has but those of its own stream. It need not wait for keep to compare them.
 func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {

@@ -186,6 +186,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			}
 			continue
 		}
+		m.o.Pass.remember(p)
 		return step, m.refuse("partition "+p.Name, missing)
 	}
 }
@@ -197,6 +198,7 @@ func (m *Manager) tooLong(ctx context.Context, s *situation, p *Partition, rows 
 	defer cancel()
 	p.Refused, p.RefusedAt, p.RefusedBy = rows, s.Now.Add(time.Since(m.began)), m.cfg.Slot
 	_ = m.note(ctx, m.conn, p)
+	m.o.Pass.remember(p)
 }
 
 // together is how many rows partitions have at most whose ids are read together.
