@@ -51,15 +51,28 @@ type Partition struct {
 	Accepted   int64 // rows that were never published
 	Refused    int64 // rows of that kind that were found when it was compared last, and not accepted
 	RefusedAt  time.Time
-	RefusedBy  string            // the slot of that run
-	VerifiedBy map[string]Stream // by slots, the shards that have verified it, by which stream
-	came       State             // how far an earlier run had come, where this one does a part of that again
+	RefusedBy  string               // the slot of that run
+	VerifiedBy map[string]verifying // by slots, what the shards have verified
+	came       State                // how far an earlier run had come, of which this one does a part again
 	Stream     Stream
 	Inserts    *int64 // Written, as it was last seen to change
 	QuietSince time.Time
 	Sealed     time.Time
 
 	Found *Sum // what is in it now, read under a lock
+}
+
+// verifying is what a shard has verified: the rows behind a fence, by a stream. An older version, which sets
+// another fence, leaves it as it is.
+type verifying struct {
+	Stream
+	Fence outbox.LSN
+}
+
+// verifiedBy is the stream by which a shard has verified it.
+func (p *Partition) verifiedBy(slot string) (by Stream, ok bool) {
+	v, ok := p.VerifiedBy[slot]
+	return v.Stream, ok && v.Fence == p.Fence
 }
 
 // Root is the outbox.

@@ -249,8 +249,8 @@ func (m *Manager) asShard(f *Facts, p *Partition) {
 	if !m.cfg.apart(p) || p.State != Durable && p.State != Archived && p.State != Verified {
 		return
 	}
-	by, sum := p.VerifiedBy[m.cfg.Slot], p.SealedSum
-	if !by.Created.IsZero() && by.Created.Equal(f.Stream.Created) {
+	if by, ok := p.verifiedBy(m.cfg.Slot); ok && by.Created.Equal(f.Stream.Created) {
+		sum := p.SealedSum
 		p.State, p.Verified, p.Stream = Verified, &sum, by
 		return
 	}

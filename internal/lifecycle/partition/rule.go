@@ -271,12 +271,12 @@ func (c *Config) apart(p *Partition) bool { return c.Own != "" && c.ID != "" && 
 
 // uncompared says which other shards have not compared their rows of a partition, when this one has.
 func (f *Facts) uncompared(c *Config, p *Partition) string {
-	if _, own := p.VerifiedBy[c.Slot]; !c.apart(p) || !own && p.Verified == nil {
+	if _, own := p.verifiedBy(c.Slot); !c.apart(p) || !own && p.Verified == nil {
 		return ""
 	}
 	var slots []string
 	for _, slot := range f.Others {
-		_, compared := p.VerifiedBy[slot]
+		_, compared := p.verifiedBy(slot)
 		if !compared && f.has(slot) && slices.Contains(f.Apart, slot) {
 			slots = append(slots, slot)
 		}

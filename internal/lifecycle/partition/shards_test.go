@@ -287,12 +287,15 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 		as(1, true)
 		publish(1)
 		waits(as(1, false), "a repair may need it")
-		w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
-		as(0, false) // seals it again
-		kept()
-		waits(as(0, false), "not compared", slots[1])
-		w.Exec("UPDATE outflow_partitions SET sealed_at = clock_timestamp()")
-		waits(as(1, false), "a repair may need it")
+		for _, sealed := range []string{"fence = '0/1', system_id = '1', oid = 1",
+			"fence = pg_current_wal_insert_lsn()"} { // by an older version
+			w.Exec("UPDATE outflow_partitions SET " + sealed)
+			as(0, false)
+			kept()
+			waits(as(0, false), "not compared", slots[1])
+			w.Exec("UPDATE outflow_partitions SET sealed_at = clock_timestamp()")
+			waits(as(1, false), "a repair may need it")
+		}
 		kept()
 		if as(0, false); w.exists(0) {
 			t.Errorf("archive %v: it is still there", archive)

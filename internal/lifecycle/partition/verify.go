@@ -351,9 +351,9 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 				p.Accepted, p.Refused = gone.count, 0
 				if m.cfg.apart(p) {
 					if p.VerifiedBy == nil {
-						p.VerifiedBy = map[string]Stream{}
+						p.VerifiedBy = map[string]verifying{}
 					}
-					p.VerifiedBy[m.cfg.Slot] = p.Stream
+					p.VerifiedBy[m.cfg.Slot] = verifying{p.Stream, p.Fence}
 				}
 			case !everything: // more of the stream is read first
 				return nil
