@@ -269,16 +269,22 @@ func mayGo(c *Config, f *Facts, p *Partition) (name, why string) {
 // show that they were published, and each has but the ids of its own stream.
 func (c *Config) apart(p *Partition) bool { return c.Own != "" && c.ID != "" && !p.Made }
 
-// uncompared says which other shards have not compared their rows of a partition, when this one has.
+// uncompared says which other shards have not compared their rows of a partition, when this one has. An
+// Outflow that may read the table may be one.
 func (f *Facts) uncompared(c *Config, p *Partition) string {
 	if _, own := p.verifiedBy(c.Slot); !c.apart(p) || !own && p.Verified == nil {
 		return ""
 	}
 	var slots []string
-	for _, slot := range f.Others {
-		_, compared := p.verifiedBy(slot)
-		if !compared && f.has(slot) && slices.Contains(f.Apart, slot) {
-			slots = append(slots, slot)
+	for _, s := range f.Slots {
+		_, may := f.May[s.Name]
+		_, compared := p.verifiedBy(s.Name)
+		switch {
+		case compared:
+		case may:
+			slots = append(slots, s.Name+" ("+f.counts(s.Name)+")")
+		case slices.Contains(f.Others, s.Name) && slices.Contains(f.Apart, s.Name):
+			slots = append(slots, s.Name)
 		}
 	}
 	if len(slots) == 0 {

@@ -232,11 +232,15 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 		w.cfg.Keep, w.cfg.Archive = time.Hour, archive
 		w.out.Archive = Reach{Complete: 1 << 60, Whole: 1 << 60}
 		shard, slots := w.shards(), []string{w.Slot, w.Slot + "_2"}
-		streams, anew := [2]map[string]bool{{}, {}}, time.Duration(0)
+		streams, anew, unread := [2]map[string]bool{{}, {}}, time.Duration(0), false
 		as := func(i int, refused bool) []Step {
 			t.Helper()
 			shard(i)
-			w.out.Others, w.out.Apart, w.published = slots[1-i:2-i], slots[1-i:2-i], streams[i]
+			other := slots[1-i : 2-i]
+			w.published, w.out.Readers = streams[i], Readers{Others: other, Apart: other}
+			if unread {
+				w.out.Readers = Readers{May: map[string]string{other[0]: "the record has version 99"}}
+			}
 			w.out.Stream.Created = w.out.Stream.Created.Add(anew * time.Duration(i))
 			w.seen.Stream = w.out.Stream
 			steps, err := w.try()
@@ -269,7 +273,9 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 		publish(0)
 		waits(as(0, false), "not compared", slots[1])
 		kept()
-		waits(as(0, false), "not compared", slots[1])
+		unread = true
+		waits(as(0, false), "not compared", slots[1], "the record has version 99")
+		unread = false
 		if w.exists(1) {
 			t.Error("one whose rows all came by way of the WAL waits for the other shard")
 		}
