@@ -497,11 +497,22 @@ func TestLateRowsOfOtherShardsStay(t *testing.T) {
 	}
 }
 
-// TestWhoDetachesAPartitionThatCouldNotBeDetachedKeepsIt: a run did not get its lock, and somebody else
-// detaches the partition before the next one.
+// TestWhoDetachesAPartitionThatCouldNotBeDetachedKeepsIt: a run did not get its lock, or PostgreSQL refused
+// it, and somebody else detaches the partition before the next one.
 func TestWhoDetachesAPartitionThatCouldNotBeDetachedKeepsIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	w.Exec("CREATE TABLE refers (id uuid, at timestamptz, FOREIGN KEY (id, at) REFERENCES outbox)")
+	w.Exec("INSERT INTO refers SELECT id, created_at FROM outbox LIMIT 1")
+	_, err := w.try()
+	wantFault(t, err, outbox.Fatal, codeNeeded)
+	w.Exec("DROP TABLE refers")
+	w.Exec("ALTER TABLE outbox DETACH PARTITION outbox_0")
+	w.apply()
+	w.want(0, Kept)
+
+	w = newWorld(t, pgtest.Server(t), 1)
 	w.insert(0, 5, true)
 	w.cfg.Slack = 1000000 * time.Hour
 	w.apply()

@@ -139,12 +139,18 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 		}
 		return err
 	})
+	if err != nil && !lost(err) {
+		pending, lookErr := m.pending(ctx, p)
+		if lookErr == nil && !pending { // who detaches it by the next run is somebody else
+			p.State = Attached
+			lookErr = m.note(ctx, m.conn, p)
+		}
+		if lookErr != nil {
+			return step, m.explain("write table "+m.ledger(), lookErr)
+		}
+	}
 	switch {
 	case postgres.SQLState(err) == postgres.StateLockNotAvailable:
-		p.State = Attached // who detaches it by the next run is somebody else
-		if err := m.note(ctx, m.conn, p); err != nil {
-			return step, m.explain("write table "+m.ledger(), err)
-		}
 		return m.held(ctx, p)
 	case err != nil:
 		return step, m.explain("detach partition "+p.Name, err)
