@@ -350,10 +350,17 @@ func (d *dispatcher) explainBarrier(st stream.State, front uint64) error {
 	return d.removed(st.Erased.Lacking(max(handed, d.at.Seq)+1, min(front-1, d.until)))
 }
 
-// moreToBarrier reports whether there is something to read up to the sequence to stop at.
+// moreToBarrier reports whether there is something to read up to the sequence to stop at: in the stream, or
+// handed out before it was removed from there.
 func (d *dispatcher) moreToBarrier() (bool, error) {
 	next, err := d.src.Next(d.work, d.at.Seq+1)
-	return next != 0 && next <= d.until || d.pending() && !d.beyond, err
+	if more := next != 0 && next <= d.until; more || err != nil || d.beyond {
+		return more, err
+	}
+	if !d.pending() {
+		_, err = d.reader.Check(d.work)
+	}
+	return d.pending(), err
 }
 
 // pending reports whether messages have come that are not dispatched. They may have been removed since, so

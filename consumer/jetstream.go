@@ -251,12 +251,13 @@ type streamReader struct {
 
 	pulled jetstream.MessageBatch // nil: no pull is outstanding
 
-	last      uint64 // stream sequence of the newest message read
-	gone      bool   // the consumer is: the next pull needs another one
-	remade    int    // times, since the last message
-	delivered uint64 // of the consumer's messages, those that were read
-	overdue   uint64 // the delivery that Check last found handed out but not read; 0: none
-	handed    uint64 // the newest stream sequence that Check found handed out; 0: none yet
+	last      uint64    // stream sequence of the newest message read
+	gone      bool      // the consumer is: the next pull needs another one
+	remade    int       // times, since the last message
+	delivered uint64    // of the consumer's messages, those that were read
+	overdue   uint64    // the delivery that Check last found handed out but not read; 0: none
+	noticed   time.Time // when it first did
+	handed    uint64    // the newest stream sequence that Check found handed out; 0: none yet
 }
 
 // next waits for the next message of the outstanding pull, and pulls again when that has ended.
@@ -311,7 +312,8 @@ func (r *streamReader) Read(ctx context.Context) (*stream.Message, error) {
 	}, nil
 }
 
-// Check asks the server what it has delivered. A message that is still on its way has until the next call.
+// Check asks the server what it has delivered. A message that is still on its way has a second, and until the
+// next call.
 func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -327,18 +329,26 @@ func (r *streamReader) Check(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, r.failed(err)
 	}
-	if info.Delivered.Consumer <= r.delivered || r.Buffered() > 0 {
+	if info.Delivered.Consumer <= r.delivered || r.come() > 0 {
 		r.overdue = 0
-	} else if r.overdue == r.delivered+1 {
+	} else if r.overdue != r.delivered+1 {
+		r.overdue, r.noticed = r.delivered+1, time.Now()
+	} else if time.Since(r.noticed) >= time.Second {
 		return 0, r.failed(fmt.Errorf("delivery %d never came", r.overdue))
-	} else {
-		r.overdue = r.delivered + 1
 	}
 	r.handed = info.Delivered.Stream
 	return r.handed, nil
 }
 
 func (r *streamReader) Buffered() int {
+	if n := r.come(); n > 0 || r.overdue <= r.delivered {
+		return n
+	}
+	return 1 // it is on its way
+}
+
+// come is how many messages are here that Read has not returned.
+func (r *streamReader) come() int {
 	if r.pulled == nil {
 		return 0
 	}

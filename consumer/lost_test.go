@@ -210,6 +210,62 @@ func TestWhatWasRemovedBeforeABarrierIsAGapForAFilter(t *testing.T) {
 	}
 }
 
+// flying is a reader of a stream that has handed out a message, which has not come.
+type flying struct {
+	memoryReader
+	asked bool
+}
+
+func (f *flying) Check(context.Context) (uint64, error) { f.asked = true; return 6, nil }
+
+func (f *flying) Buffered() int {
+	if f.asked {
+		return 1
+	}
+	return 0
+}
+
+// TestWhatIsOnItsWayIsAwaitedAtABarrier: the newest message before another layout was handed out, and removed
+// from the stream before it has come.
+func TestWhatIsOnItsWayIsAwaitedAtABarrier(t *testing.T) {
+	t.Parallel()
+	for _, filter := range []string{">", "outbox.d1"} {
+		all, src := (&publisher{}).events(7, 2), newMemoryStream()
+		src.publish(all...)
+		src.removeTo(6)
+		h, err := outbox.ParseHeader(all[2].Header.Get(outbox.HeaderName))
+		must.Succeed(t, err)
+		cfg := Config{Name: "orders", Stream: "OUTBOX", Filters: []string{filter}, Log: slog.Default()}
+		d := newDispatcher(&run{cfg: &cfg, source: live, src: &unmatched{src}, work: t.Context()}, 6,
+			offsetOf(3, &h))
+		d.reader = &flying{}
+		if err := d.skipToBarrier(); err != nil || d.at.Seq != 3 {
+			t.Errorf("filter %s: at %d, %v", filter, d.at.Seq, err)
+		}
+	}
+}
+
+// delivered is a consumer that has delivered one message.
+type delivered struct{ jetstream.Consumer }
+
+func (delivered) Info(context.Context) (*jetstream.ConsumerInfo, error) {
+	return &jetstream.ConsumerInfo{Delivered: jetstream.SequenceInfo{Consumer: 1, Stream: 5}}, nil
+}
+
+// A message that the server has handed out counts before it has come.
+func TestWhatIsOnItsWayCounts(t *testing.T) {
+	t.Parallel()
+	r := &streamReader{source: &streamSource{}, cons: delivered{}}
+	for range 2 {
+		if handed, err := r.Check(t.Context()); err != nil || handed != 5 || r.Buffered() != 1 {
+			t.Errorf("handed out up to %d, %v; %d are to be read", handed, err, r.Buffered())
+		}
+	}
+	if r.delivered++; r.Buffered() != 0 {
+		t.Error("it has been read, and is still to come")
+	}
+}
+
 // unmatched is a stream that has nothing for the filter.
 type unmatched struct{ *memoryStream }
 

@@ -52,7 +52,8 @@ type Reader interface {
 	// Check returns the sequence of the newest message that the source has handed out to this reader, read or
 	// not, and an error if it has handed out messages that Read never saw.
 	Check(ctx context.Context) (handed uint64, err error)
-	// Buffered is how many messages have come for certain that Read has not returned yet.
+	// Buffered is how many messages have come for certain that Read has not returned yet, or were handed out
+	// by the last Check.
 	Buffered() int
 	// Close ends reading, including a Read in progress.
 	Close()
