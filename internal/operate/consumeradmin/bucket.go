@@ -170,6 +170,7 @@ func (b *bucket) save(ctx context.Context, name string, d *document) error {
 	set(d.fields, "replayed_to", d.replayedTo)
 	delete(d.fields, "owner")
 	delete(d.fields, "lease")
+	delete(d.fields, "anew") // whoever claims it next has to read what lies behind its offsets
 	value, e := json.Marshal(d.fields)
 	if err = errors.Join(err, e); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package consumeradmin
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 
@@ -101,6 +102,26 @@ func TestARewindDoesWhatItAskedAbout(t *testing.T) {
 				t.Errorf("the marks were\n%s\nand are\n%s", before, w.marks())
 			}
 		})
+	}
+}
+
+// TestAConsumerThatWasSetBackIsNoNewOne: a new one may begin behind what the stream does not have any more.
+func TestAConsumerThatWasSetBackIsNoNewOne(t *testing.T) {
+	t.Parallel()
+	w := kept(t)
+	kv, err := openBucket(t.Context(), w.JS, w.Stream)
+	must(t, err)
+	value, _, err := kv.get(t.Context(), "boxed")
+	must(t, err)
+	_, err = kv.kv.Put(t.Context(), "boxed", bytes.Replace(value, []byte("{"), []byte(`{"anew": true, `), 1))
+	must(t, err)
+	must(t, w.Rewind(t.Context(), Rewind{Name: "boxed", To: "seq:13", Confirm: func(*Plan) error {
+		return nil
+	}}))
+	doc, err := kv.load(t.Context(), "boxed")
+	must(t, err)
+	if doc.fields["anew"] != nil || doc.furthest() != 12 {
+		t.Errorf("up to %d: %s", doc.furthest(), doc.fields)
 	}
 }
 
