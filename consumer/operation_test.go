@@ -433,9 +433,16 @@ func publishReplay(t *testing.T, js jetstream.JetStream, events []*stream.Messag
 		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
 		t.Fatal(err)
 	}
+	publishReplayed(t, js, 0, events)
+}
+
+// publishReplayed publishes events again that follow the first ones of the stream.
+func publishReplayed(t *testing.T, js jetstream.JetStream, first int, events []*stream.Message) {
+	t.Helper()
 	for i, m := range events {
 		c := *m
-		c.Header = nats.Header{"Outflow-Replay": {"r1"}, "Outflow-Replay-Sequence": {strconv.Itoa(i + 1)}}
+		c.Header = nats.Header{"Outflow-Replay": {"r1"},
+			"Outflow-Replay-Sequence": {strconv.Itoa(first + i + 1)}}
 		maps.Copy(c.Header, m.Header)
 		c.Subject = replayPrefix("OUTBOX", "orders") + m.Subject
 		publish(t, js, &c)

@@ -402,7 +402,10 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 			}
 			return errAnew
 		}
-		src := r.replay()
+		src := r.replay() // what it is asked first says which stream is read, and which is not
+		if now, err := stateOf(ctx, src); err != nil || !now.Created.Equal(created) {
+			return cmp.Or(err, errAnew)
+		}
 		r.cfg.Log.Info("reading a replay", "stream", src.stream, "to", last)
 		p := r.newRun(st, replay, src, parking)
 		p.live = st.Offsets[live]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -273,4 +274,43 @@ func TestAnotherLayoutDoesNotWaitForAReplayThatIsGone(t *testing.T) {
 	}
 	publishReplay(t, js, all)
 	w.await(append(all, all...))
+}
+
+// readsBefore is a connection that does something before a consumer is made to read a stream with.
+type readsBefore struct {
+	jetstream.JetStream
+	do func(stream string)
+}
+
+func (r *readsBefore) CreateConsumer(ctx context.Context, stream string, cfg jetstream.ConsumerConfig) (
+	jetstream.Consumer, error) {
+	r.do(stream)
+	return r.JetStream.CreateConsumer(ctx, stream, cfg)
+}
+
+// TestAReplayThatIsMadeAnewIsReadFromItsBeginning: the stream of replays is deleted and made anew when an
+// instance has seen what it has to read of it, and has not begun. What is in it by then has its effect once.
+func TestAReplayThatIsMadeAnewIsReadFromItsBeginning(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(20, 3)
+	publish(t, js, all...)
+	w.start(w.onStream(js, nil), handler)
+	w.await(all)
+	publishReplay(t, js, all[:5])
+	done := append(slices.Clone(all), all[:5]...)
+	w.await(done)
+	w.newest.stopped()
+	publishReplayed(t, js, 5, all[5:7])
+	var once sync.Once
+	w.start(w.onStream(&readsBefore{js, func(of string) {
+		if of == replayStream("OUTBOX") {
+			once.Do(func() {
+				must.Succeed(t, js.DeleteStream(t.Context(), of))
+				publishReplay(t, js, all[:8])
+			})
+		}
+	}}, nil), handler)
+	w.await(append(done, all[:8]...))
 }
