@@ -208,15 +208,26 @@ func (s *postgres) beginReplay(ctx context.Context, created, was time.Time) erro
 	})
 }
 
-func (s *postgres) endReplay(ctx context.Context) error {
+func (s *postgres) endReplay(ctx context.Context, is func(context.Context) (bool, error)) error {
 	return s.locked(ctx, func(tx pgx.Tx) error {
 		marks := s.table("outflow_mark")
-		if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1 AND source = 'replay' AND partition IN (
-			SELECT partition FROM `+marks+` WHERE name = $1 AND source = 'replay' FOR UPDATE SKIP LOCKED)`,
-			s.cfg.Name); err != nil {
+		rows, err := tx.Query(ctx, `SELECT partition FROM `+marks+` WHERE name = $1 AND source = 'replay'
+			FOR UPDATE SKIP LOCKED`, s.cfg.Name)
+		if err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET replay_created = NULL WHERE name = $1`,
+		locked, err := pgx.CollectRows(rows, pgx.RowTo[int])
+		if err != nil {
+			return err
+		}
+		if ended, err := is(ctx); err != nil || !ended {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1 AND source = 'replay'
+			AND partition = ANY ($2)`, s.cfg.Name, locked); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET replay_created = NULL WHERE name = $1`,
 			s.cfg.Name)
 		return err
 	})

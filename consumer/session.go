@@ -389,7 +389,11 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		created, last, due, err := r.replayed(ctx, st)
 		if err == nil && last == 0 && st.Offsets[replay] != nil && st.Wanted != nil {
 			// No instance will read on, and another layout waits for all offsets to be at one place.
-			if err = r.store.endReplay(ctx); err == nil {
+			err = r.store.endReplay(ctx, func(ctx context.Context) (is bool, err error) {
+				created, last, due, err = r.replayed(ctx, st)
+				return err == nil && last == 0, err
+			})
+			if err == nil && last == 0 {
 				delete(st.Offsets, replay)
 			}
 		}

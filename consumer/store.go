@@ -28,8 +28,10 @@ type store interface {
 	// beginReplay makes the offsets of all partitions in a replay's stream that was made at that time, if
 	// there are none, or those in the stream that acquire has named: was is when that was made.
 	beginReplay(ctx context.Context, created, was time.Time) error
-	// endReplay removes the offsets of a replay of which the stream has nothing any more.
-	endReplay(ctx context.Context) error
+	// endReplay removes the offsets of a replay of which the stream has nothing any more. It asks whether
+	// that is so when no instance can move them: another one may have read what has come since the caller
+	// looked.
+	endReplay(ctx context.Context, is func(ctx context.Context) (bool, error)) error
 	// want asks for another layout, once all offsets are at a barrier, or moves that barrier.
 	want(ctx context.Context, l layout, barrier uint64) error
 	// save stores filters, the time of creation of the live stream, and which offsets are lost.

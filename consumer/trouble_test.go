@@ -314,3 +314,73 @@ func TestAReplayThatIsMadeAnewIsReadFromItsBeginning(t *testing.T) {
 	}}, nil), handler)
 	w.await(append(done, all[:8]...))
 }
+
+// TestAReplayThatAnotherInstanceReadsIsNotEnded: another layout waits for a replay of which an instance finds
+// nothing left. While it waits for the consumer's row, more is replayed, and another instance has done that.
+func TestAReplayThatAnotherInstanceReadsIsNotEnded(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(20, 5)
+	publish(t, js, all...)
+	w.start(w.onStream(js, func(c *Config) { c.Partitions = 2 }), handler)
+	w.await(all)
+	w.awaitOffsets(20)
+	w.newest.stopped()
+
+	next := slices.IndexFunc(all, func(m *stream.Message) bool { // that the other instance has
+		p, err := w.onStream(js, func(c *Config) { c.Partitions = 2 }).partition(m)
+		return err == nil && p == 0
+	})
+	publishReplay(t, js, all[:1])
+	of, err := js.Stream(t.Context(), replayStream("OUTBOX"))
+	must.Succeed(t, err)
+	must.Succeed(t, of.Purge(t.Context()))
+	other := w.claimer(2)
+	must.Succeed(t, other.beginReplay(t.Context(), of.CachedInfo().Created.Truncate(time.Microsecond),
+		time.Time{}))
+	w.exec("UPDATE outflow_mark SET seq = partition WHERE source = 'replay'")
+	w.exec("UPDATE outflow_consumer SET wanted_keying = keying, wanted_partitions = 3, barrier = 20")
+	row := make(chan pgx.Tx, 1)
+	var once sync.Once
+	w.start(w.onStream(js, func(c *Config) {
+		c.Lease, c.Partitions = time.Minute, 3
+		c.OnAssigned = func(context.Context, []int) {
+			once.Do(func() {
+				open, err := w.mine.Begin(t.Context())
+				must.Succeed(t, err)
+				_, err = open.Exec(t.Context(), "SELECT FROM outflow_consumer FOR UPDATE")
+				must.Succeed(t, err)
+				row <- open
+			})
+		}
+	}), handler)
+	count := func(sql string) (n int) {
+		t.Helper()
+		must.Succeed(t, w.mine.QueryRow(t.Context(), "SELECT count(*) FROM "+sql).Scan(&n))
+		return n
+	}
+	counts := func(sql string, want int) {
+		t.Helper()
+		await.Until(t, sql, func() error {
+			if n := count(sql); n != want {
+				return fmt.Errorf("%d, want %d", n, want)
+			}
+			return nil
+		})
+	}
+	counts("outflow_member", 2)
+	other.look(t) // it gives partition 1 back
+	open := <-row
+	counts("pg_stat_activity WHERE datname = current_database() AND application_name = 'consumer' "+
+		"AND wait_event_type = 'Lock'", 1)
+	publishReplayed(t, js, next, all[next:next+1])
+	must.Succeed(t, other.move(t.Context(), replay, 0, offset{}, offset{Seq: 2}, nothing))
+	must.Succeed(t, open.Rollback(t.Context()))
+	counts("outflow_mark WHERE source = 'live'", 3)
+	if n := count("outflow_mark WHERE source = 'replay' AND seq = 2"); n != 3 {
+		t.Errorf("%d offsets are at what was done of the replay, want 3", n)
+	}
+	w.newest.stopped()
+	w.exactly(all)
+}
