@@ -176,6 +176,15 @@ func conflict(err error) bool {
 	return code == "40001" || code == "40P01"
 }
 
+// insist makes a transaction again for as long as a concurrent one gets in its way.
+func insist(ctx context.Context, do func() error) error {
+	err := do()
+	for conflict(err) && ctx.Err() == nil {
+		err = do()
+	}
+	return err
+}
+
 // itsOwn reports whether the database refuses the event's data or what it breaks: nothing that passes by
 // itself.
 func itsOwn(err error) bool { return class(err) == "22" || class(err) == "23" }
@@ -185,8 +194,10 @@ func (w *worker) park(it item, cause error) error {
 	e := it.event
 	to := offsetOf(e.seq, &e.head)
 	if w.store.transactional() {
-		err := w.store.move(w.work, w.source, w.partition, w.offset, to,
-			func(ctx context.Context, tx pgx.Tx) error { return w.parking.park(ctx, tx, e, cause) })
+		err := insist(w.work, func() error {
+			return w.store.move(w.work, w.source, w.partition, w.offset, to,
+				func(ctx context.Context, tx pgx.Tx) error { return w.parking.park(ctx, tx, e, cause) })
+		})
 		if err != nil {
 			return w.cause(err)
 		}

@@ -237,8 +237,10 @@ func (k *parking) release(ctx, stop context.Context, document string,
 		row, attempts, advised := s.rows[0], s.rows[0].attempts+tries, adviceOf(cause)
 		counts := !conflict(cause) && !advised.waits()
 		if advised.how == parked || tries >= k.cfg.MaxAttempts && counts {
-			err := within(ctx, func(ctx context.Context, tx pgx.Tx) error {
-				return k.table.failed(ctx, tx, row, attempts, cause)
+			err := insist(ctx, func() error {
+				return within(ctx, func(ctx context.Context, tx pgx.Tx) error {
+					return k.table.failed(ctx, tx, row, attempts, cause)
+				})
 			})
 			if err == nil {
 				k.cfg.Log.Error("a parked event failed again", "document", document, "seq",

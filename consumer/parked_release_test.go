@@ -213,6 +213,49 @@ func TestAReleaseThatConflictsIsMadeAgain(t *testing.T) {
 	w.want("a1", "")
 }
 
+// TestParkingThatConflictsIsDoneAgain: of an event, and of a released one that has failed again.
+func TestParkingThatConflictsIsDoneAgain(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	parks := 0
+	within := func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error {
+		if parks++; parks%2 == 0 {
+			return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}
+		}
+		return w.within(ctx, do)
+	}
+	r := &run{cfg: w.cfg, met: w.met, parking: w.parking, fails: &failures{}, work: t.Context(),
+		flow: newFlow(1, 1, 0), store: &conflicting{moving{}, within}}
+	number, err := r.flow.add(t.Context(), 1, 1, time.Time{})
+	must.Succeed(t, err)
+	e := w.event("a")
+	e.Attempt = 3
+	parks = 1
+	must.Succeed(t, newWorker(r, 0, offset{}).park(item{event: e, number: number}, errors.New("no")))
+	w.want("", "a1 poison 3")
+
+	w.word("a", "retry")
+	w.refuse = func(*Event) error { return Poison(errors.New("no")) }
+	parks = 0
+	if _, _, err := w.release(t.Context(), t.Context(), "a", within, w.handle); err != nil {
+		t.Error(err)
+	}
+	w.want("", "a1 poison 4")
+}
+
+// conflicting is a store in whose transactions something may happen.
+type conflicting struct {
+	moving
+	within func(ctx context.Context, do func(ctx context.Context, tx pgx.Tx) error) error
+}
+
+func (c *conflicting) move(ctx context.Context, _ string, _ int, _, _ offset,
+	do func(context.Context, pgx.Tx) error) error {
+	return c.within(ctx, do)
+}
+
+func (c *conflicting) transactional() bool { return true }
+
 // TestAStopEndsAReleaseThatIsMadeSmaller: each attempt may take as long as a transaction may.
 func TestAStopEndsAReleaseThatIsMadeSmaller(t *testing.T) {
 	t.Parallel()

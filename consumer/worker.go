@@ -187,11 +187,9 @@ func (w *worker) advance(it item) error {
 	if it.to.Seq <= w.offset.Seq || it.republished && w.offset.Lost && it.to.order(w.offset) < 0 {
 		return nil
 	}
-	err := w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing)
-	for conflict(err) && w.work.Err() == nil { // another transaction has changed the row meanwhile
-		err = w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing)
-	}
-	if err != nil {
+	if err := insist(w.work, func() error {
+		return w.store.move(w.work, w.source, w.partition, w.offset, it.to, nothing)
+	}); err != nil {
 		return w.cause(err)
 	}
 	w.offset = it.to
