@@ -43,7 +43,7 @@ func (s *postgres) move(ctx context.Context, source string, partition int, from,
 			left = true
 		} else {
 			s.rollback(ctx, tx)
-			if s.committed(ctx, conn, mark) {
+			if s.committed(ctx, conn, mark, source, partition, from, to) {
 				return fmt.Errorf("%w: %w", errEnded, err)
 			}
 		}
@@ -154,12 +154,20 @@ func (s *postgres) rollback(ctx context.Context, tx pgx.Tx) {
 }
 
 // committed reports whether a transaction of ours that was to be rolled back was committed, which only its
-// handler can have done: begin's second setting outlives a commit only. Without an answer it says no.
-func (s *postgres) committed(ctx context.Context, conn connection, mark int64) (is bool) {
+// handler can have done: begin's second setting outlives a commit only. A pooler may ask another session,
+// which does not have it; then the offset tells, unless it was not to move. Without an answer it says no.
+func (s *postgres) committed(ctx context.Context, conn connection, mark int64, source string, partition int,
+	from, to offset) (is bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	err := conn.QueryRow(ctx,
 		"SELECT coalesce(pg_catalog.current_setting('outflow.committed', true), '') = $1",
 		strconv.FormatInt(mark, 10)).Scan(&is)
+	if err != nil || is || to.Seq == from.Seq {
+		return err == nil && is
+	}
+	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.table("outflow_mark")+` WHERE name = $1
+		AND source = $2 AND partition = $3 AND epoch = $4 AND seq = $5)`, s.cfg.Name, source, partition,
+		s.epoch, int64(to.Seq)).Scan(&is)
 	return err == nil && is
 }

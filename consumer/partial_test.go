@@ -110,14 +110,26 @@ func TestAStopSkipsNothingWhenTheHandlerSetsTheSearchPath(t *testing.T) {
 // A handler that commits and then fails is told, though the consumer has nothing to commit any more.
 func TestAHandlerThatCommitsAndFailsIsTold(t *testing.T) {
 	t.Parallel()
+	const behindPooler = "an error in another session"
 	for how, fail := range map[string]func(ctx context.Context, tx pgx.Tx) error{
 		"an error": func(context.Context, pgx.Tx) error { return errors.New("refused") },
 		"a failed statement": func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "SELECT 1/0")
 			return err
 		},
+		behindPooler: func(ctx context.Context, tx pgx.Tx) error {
+			for _, sql := range []string{"COMMIT", "RESET outflow.committed"} {
+				if _, err := tx.Exec(ctx, sql); err != nil {
+					return err
+				}
+			}
+			return errors.New("refused")
+		},
 	} {
 		for _, released := range []bool{false, true} {
+			if released && how == behindPooler { // nothing tells it
+				continue
+			}
 			t.Run(fmt.Sprint(how, ", released=", released), func(t *testing.T) {
 				t.Parallel()
 				w, s, src := newHarness(t), &publisher{}, newMemoryStream()

@@ -97,7 +97,7 @@ func (s source) Open(_ context.Context, after uint64) (stream.Reader, error) {
 	return &reader{stream: s.Stream, at: after, closed: make(chan struct{})}, nil
 }
 
-// reader reads a stream. Read and Ack may be called at the same time.
+// reader reads a stream.
 type reader struct {
 	stream *Stream
 	at     uint64 // handed out
