@@ -271,15 +271,27 @@ func (w *worker) release(d *parkedDocument) error {
 				return do(ctx, tx)
 			})
 	}
+	var since time.Time // an event fails
 	handle := func(ctx context.Context, tx pgx.Tx, e *Event) error {
 		if err := w.keepOpen(ctx, tx); err != nil {
 			return err
 		}
 		if err := w.handle(ctx, tx, e); err != nil {
+			if since.IsZero() {
+				since = time.Now()
+			}
+			w.met.held(w.track.failed(FailingEvent{Partition: w.partition, Document: e.Document,
+				Sequence: e.seq, Attempt: e.Attempt, Since: since, Held: adviceOf(err).how == halt,
+				Err: err}))
 			return err
 		}
 		return w.keepOpen(ctx, tx) // an event whose call takes too long has failed
 	}
+	defer func() {
+		if !since.IsZero() {
+			w.met.held(w.track.passed(w.partition))
+		}
+	}()
 	_, again, err := w.parking.release(w.work, w.stop, d.document, within, handle)
 	if err != nil {
 		return w.cause(err)

@@ -178,6 +178,42 @@ func parkingAtRandom(t *testing.T, rnd *rand.Rand) {
 	t.Logf("%d events, up to %d documents parked, %d events skipped", len(all), parked, len(skipped))
 }
 
+// TestAReleasedEventThatHaltsIsTold: it holds its partition, as any event does.
+func TestAReleasedEventThatHaltsIsTold(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	all := s.events(1, 1)
+	src.publish(all...)
+	c := w.consumer(w.config(src))
+	c.cfg.poll = 20 * time.Millisecond
+	var advice atomic.Pointer[func(error) error]
+	says := func(a func(error) error) { advice.Store(&a) }
+	says(Poison)
+	w.start(c, func(ctx context.Context, tx pgx.Tx, e *Event) error {
+		if a := *advice.Load(); a != nil {
+			return a(errors.New("not now"))
+		}
+		return handler(ctx, tx, e)
+	})
+	w.awaitOffsets(1)
+	says(Halt)
+	w.exec("UPDATE outflow_parked SET release = 'retry'")
+	failing := func(want bool) {
+		t.Helper()
+		await.Until(t, "the state", func() error {
+			st := c.State()
+			if is := len(st.Failing) == 1 && st.Failing[0].Held && st.Err != nil; is != want {
+				return fmt.Errorf("%v, %v", st.Failing, st.Err)
+			}
+			return nil
+		})
+	}
+	failing(true)
+	says(nil)
+	w.await(all)
+	failing(false)
+}
+
 // TestAPartitionThatWaitsHoldsUpNoReleasesOfOthers: more of its documents are to be released than are read at
 // a time, and the first one has to wait.
 func TestAPartitionThatWaitsHoldsUpNoReleasesOfOthers(t *testing.T) {
