@@ -256,6 +256,64 @@ func TestOfAServerThatWasPutBackNoIdTellsWhatWasPublished(t *testing.T) {
 	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 }
 
+// TestWhatAKilledRepairHasReplacedItselfIsNotPublishedAgain: the condition holds for it too, and it was in
+// the stream when that repair began. Once more it would come behind what has replaced it.
+func TestWhatAKilledRepairHasReplacedItselfIsNotPublishedAgain(t *testing.T) {
+	t.Parallel()
+	type kill = func(*testing.T, context.Context, config.Config, Options)
+	for name, c := range map[string]struct {
+		perSubject int64
+		where      string
+		kill       kill
+		left       uint64
+	}{
+		"in the middle":                  {1, "counter >= 20", killedInside, 1},
+		"when all was published":         {1, "counter >= 20", killed, 0},
+		"in the middle, of all":          {rows, "", killedInside, 1},
+		"when all was published, of all": {rows, "", killed, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			set := func(with *jetstream.StreamConfig) { with.MaxMsgsPerSubject = c.perSubject }
+			ctx, cfg, s, db := limited(t, set, "", 0)
+			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				SELECT 'd', 'a', n, '{}' FROM generate_series(21, 22) n`)
+			c.kill(t, ctx, cfg, Options{Accept: "slot_missing", Where: c.where})
+			db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('c', 'a', 30, '{}')")
+			report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: c.where})
+			seq, key := last(t, ctx, s)
+			if err != nil || report.Published != c.left || seq != rows+2 || !strings.HasSuffix(key, "22") ||
+				report.InWAL != 1 {
+				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+			}
+		})
+	}
+}
+
+// TestARowBehindAFormerAnchorIsNotTakenForOneThatIsGone: the slot that was to bring it is no more, and the
+// repair that made another one was killed as well. As many rows come before the newest message as are gone.
+func TestARowBehindAFormerAnchorIsNotTakenForOneThatIsGone(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 3)
+	const where = "doc_id IN ('dd', 'e')"
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: where})
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'a', 1, '{}')")
+	o := Options{Accept: "repair_unfinished", Where: "false", NewSlot: true}
+	killed(t, ctx, cfg, o)
+	db.Exec("DELETE FROM outbox WHERE doc_id = 'e' AND counter = 1")
+	o = Options{Accept: "repair_unfinished", Where: where}
+	_, err := Run(ctx, cfg, quiet, o)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	o.Where = "doc_id = 'e' AND counter > 2"
+	if report, err := Run(ctx, cfg, quiet, o); err != nil || report.Published != 0 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	report, err := Run(ctx, cfg, quiet, Options{Accept: codeMissing, Where: "doc_id = 'dd'"})
+	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+4 {
+		t.Errorf("%d: %+v, %v", seq, report, err)
+	}
+}
+
 // TestRepairsThatAreKilledAtRandomPublishEachRowOnce, whatever their conditions, and whatever is written
 // meanwhile. The stream keeps one message of each document: that a row was published only its sequence says.
 func TestRepairsThatAreKilledAtRandomPublishEachRowOnce(t *testing.T) {

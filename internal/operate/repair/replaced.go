@@ -19,10 +19,11 @@ type attempt struct {
 	checkpoint.Attempt
 	rows []idHash // for which its condition holds, in the order of publication
 
-	all    int    // how many messages the stream has behind its sequence
-	there  int    // how many of them are its own
-	last   uint64 // the last one of those
-	latest idHash // the event of that
+	all    int        // how many messages the stream has behind its sequence
+	there  int        // how many of them are its own
+	last   uint64     // the last one of those
+	anchor outbox.LSN // at which that was published
+	latest idHash     // the event of that
 }
 
 // readAttempts reads the rows that each attempt looked at, as they are now.
@@ -95,10 +96,10 @@ func (s *scan) stored(seq uint64) {
 }
 
 // published notes that a repair has published it.
-func (s *scan) published(seq uint64, id idHash) {
+func (s *scan) published(seq uint64, at outbox.LSN, id idHash) {
 	if n := s.attemptAt(seq); n >= 0 {
 		a := &s.attempts[n]
-		a.there, a.last, a.latest, s.by[id] = a.there+1, seq, id, n
+		a.there, a.last, a.anchor, a.latest, s.by[id] = a.there+1, seq, at, id, n
 	}
 }
 
@@ -118,7 +119,8 @@ func sum(ids []idHash) (n uint64) {
 //
 // An attempt publishes rows in their order, so it has published as many of the first ones as there are
 // sequences that are its own. By their sum they are the rows that were missing then. If they are not, because
-// some were deleted, those before its newest message are the ones that are gone if there are as many.
+// some were deleted, or because it has itself replaced what it found in the stream, its newest message tells:
+// whatever comes before that was in the stream, unless the WAL behind another anchor was to bring it.
 func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if s.snap == nil || len(s.attempts) == 0 {
 		return nil
@@ -137,8 +139,8 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		if to <= a.Seq {
 			continue
 		}
-		gone := int(to-a.Seq) - int(known.Within(a.Seq+1, to).Count()) - a.all
-		n := max(gone, 0) + a.there
+		gone := max(0, int(to-a.Seq)-int(known.Within(a.Seq+1, to).Count())-a.all)
+		n := gone + a.there
 		rows := make([]idHash, 0, len(a.rows)) // that were missing then
 		for _, id := range a.rows {
 			if by, is := s.by[id]; is && by >= i || s.missing(id) {
@@ -147,20 +149,21 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		}
 		// in another stream, or of another past of the server, that would tell nothing
 		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
-		first, sure := rows, exact
+		first, newest := rows, false
 		if at := slices.Index(rows, a.latest); exact {
 			first = rows[:min(n, len(rows))]
 		} else if a.there > 0 && at >= 0 && a.last == to {
-			first, sure = rows[:at], keep // in a new slot, others may have been written since
+			// in a new slot, others may have been written since
+			first, newest = rows[:at], keep && a.anchor == s.anchor.Due
 		}
 		lost := slices.DeleteFunc(slices.Clone(first), func(id idHash) bool { return !s.missing(id) })
 		switch {
-		case gone <= 0: // nothing is
-		case sure && len(lost) == gone:
+		case exact && len(lost) == gone, newest && len(lost) >= gone:
 			for _, id := range lost {
 				s.set(id, inStream)
 			}
-			s.replaced += uint64(gone)
+			s.replaced += uint64(len(lost))
+		case gone == 0: // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
 			return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %d events "+
 				"that are not in stream %s any more, and %d rows that it may have published are in no "+

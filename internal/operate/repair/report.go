@@ -90,8 +90,8 @@ func (r *Report) planned(p *plan) {
 		}
 		if s.replaced > 0 {
 			r.Notes = append(r.Notes, fmt.Sprintf("%d events are in no message, and count as in the stream: "+
-				"the repair that did not finish has published them, and the stream has replaced or "+
-				"discarded them since", s.replaced))
+				"the repair that did not finish has published them, or found them there, and the stream has "+
+				"replaced or discarded them since", s.replaced))
 		}
 		if r.Lost = s.lost; s.lost > 0 {
 			r.Notes = append(r.Notes,

@@ -270,7 +270,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 				s.repaired[id] = struct{}{}
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
-			s.published(m.Seq, id)
+			s.published(m.Seq, h.Pos.LSN, id)
 			return nil
 		}
 		if end, left, _ := history.Left(h.Timeline); left && h.Pos.LSN > end {
