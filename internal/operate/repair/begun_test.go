@@ -314,6 +314,27 @@ func TestARowBehindAFormerAnchorIsNotTakenForOneThatIsGone(t *testing.T) {
 	}
 }
 
+// TestAnIndexAscendsWithAnySequence: a busy stream has more of these than there are indexes.
+func TestAnIndexAscendsWithAnySequence(t *testing.T) {
+	t.Parallel()
+	for _, seq := range []uint64{0, 1 << 31, 1 << 32, 1 << 40} {
+		s := &scan{}
+		s.counts[missing] = 10
+		s.anchor.Seq = seq
+		first := s.freeIndex()
+		s.anchor.Seq += 10
+		if next := s.freeIndex(); first < outbox.RepairedIndex || next < first+10 {
+			t.Errorf("behind sequence %d: %d, then %d", seq, first, next)
+		}
+	}
+	s := &scan{}
+	s.counts[missing] = 10
+	s.anchor.Seq = 3*(1<<32-outbox.RepairedIndex) - 5
+	if n := s.freeIndex(); n+10 < n {
+		t.Errorf("%d: there are no 10 indexes from it on", n)
+	}
+}
+
 // TestRepairsThatAreKilledAtRandomPublishEachRowOnce, whatever their conditions, and whatever is written
 // meanwhile. The stream keeps one message of each document: that a row was published only its sequence says.
 func TestRepairsThatAreKilledAtRandomPublishEachRowOnce(t *testing.T) {

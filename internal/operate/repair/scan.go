@@ -495,11 +495,13 @@ func (s *scan) findEdges(ctx context.Context) error {
 }
 
 // freeIndex is the first free index for what is published at the anchor. With the sequence it ascends also if
-// nothing is left of what repairs have published there.
+// nothing is left of what repairs have published there. A stream has more sequences than there are indexes:
+// only among those that begin anew it may not.
 func (s *scan) freeIndex() uint32 {
+	const all = math.MaxUint32 - outbox.RepairedIndex + 1
 	free := max(outbox.RepairedIndex, s.nextIndex[s.anchor.Due])
-	if seq := s.anchor.Seq; seq < math.MaxUint32-outbox.RepairedIndex-uint64(s.counts[missing]) {
-		free = max(free, outbox.RepairedIndex+uint32(seq))
+	if at := s.anchor.Seq % all; at+uint64(s.counts[missing]) <= all {
+		free = max(free, outbox.RepairedIndex+uint32(at))
 	}
 	return free
 }
