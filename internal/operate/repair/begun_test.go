@@ -290,6 +290,24 @@ func TestWhatAKilledRepairHasReplacedItselfIsNotPublishedAgain(t *testing.T) {
 	}
 }
 
+// TestANewSlotDoesNotTellWhatAKilledRepairHasReplaced: a row that is missing may have been written since.
+func TestANewSlotDoesNotTellWhatAKilledRepairHasReplaced(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 0)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'd', 'a', n, '{}' FROM generate_series(21, 22) n`)
+	o := Options{Accept: "slot_missing", Where: "counter >= 20"}
+	killedInside(t, ctx, cfg, o)
+	o.Accept, o.NewSlot = "repair_unfinished", true
+	_, err := Run(ctx, cfg, quiet, o)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	o.Where = "counter > 20"
+	report, err := Run(ctx, cfg, quiet, o)
+	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+2 {
+		t.Errorf("%d: %+v, %v", seq, report, err)
+	}
+}
+
 // TestARowBehindAFormerAnchorIsNotTakenForOneThatIsGone: the slot that was to bring it is no more, and the
 // repair that made another one was killed as well. As many rows come before the newest message as are gone.
 func TestARowBehindAFormerAnchorIsNotTakenForOneThatIsGone(t *testing.T) {

@@ -129,7 +129,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 	if err != nil {
 		return err
 	}
-	known := rd.Explained(s.again)
+	known, removed := rd.Explained(s.again), rd.Removed(s.again)
 	for i := range s.attempts {
 		a := &s.attempts[i]
 		to := end
@@ -149,25 +149,25 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		}
 		// in another stream, or of another past of the server, that would tell nothing
 		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
-		first, newest := rows, false
+		first, newest, here := rows, false, false
 		if at := slices.Index(rows, a.latest); exact {
 			first = rows[:min(n, len(rows))]
 		} else if a.there > 0 && at >= 0 && a.last == to {
 			// in a new slot, others may have been written since
-			first, newest = rows[:at], keep && a.anchor == s.anchor.Due
+			first, newest, here = rows[:at], true, keep && a.anchor == s.anchor.Due
 		}
 		lost := slices.DeleteFunc(slices.Clone(first), func(id idHash) bool { return !s.missing(id) })
 		switch {
-		case exact && len(lost) == gone, newest && len(lost) >= gone:
+		case exact && len(lost) == gone, here && len(lost) >= gone:
 			for _, id := range lost {
 				s.set(id, inStream)
 			}
 			s.replaced += uint64(len(lost))
-		case gone == 0: // nothing is
+		case gone == 0 && (!newest || removed == 0): // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
 			return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %d events "+
-				"that are not in stream %s any more, and %d rows that it may have published are in no "+
-				"message: which of them it has can't be told", gone, s.r.cfg.Stream, len(lost)),
+				"that are not in stream %s any more, and %d rows that it may have published, or replaced, are "+
+				"in no message: which of them were in one can't be told", gone, s.r.cfg.Stream, len(lost)),
 				"Leave those rows out with --where. What of them is missing all the same, publish "+
 					"afterwards: outflow repair --accept rows_missing --where ...")
 		default: // they are left out
