@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/operate/consumeradmin"
 	"github.com/outflowhq/outflow/internal/operate/replay"
@@ -112,7 +113,8 @@ func (a *App) replay(ctx context.Context, cfg config.Config, d *consumerDatabase
 	case o.DryRun:
 		a.printLines(report.Lines())
 	default:
-		fmt.Fprintf(a.Stdout, "replay %s: %d events published to %s", report.ID, report.Done, report.To)
+		fmt.Fprintf(a.Stdout, "replay %s: %s published to %s", report.ID, units.Of(report.Done, "event"),
+			report.To)
 		if report.Before > 0 {
 			fmt.Fprintf(a.Stdout, ", behind the %d that were there", report.Before)
 		}

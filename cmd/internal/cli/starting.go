@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
 )
@@ -49,7 +50,7 @@ func (a *App) showRun(ctx, stopped context.Context, log *slog.Logger, status fun
 func (a *App) showStop(ctx, stopped context.Context, status func() pipeline.Status) {
 	defer progress.Show(ctx, func(time.Time) string {
 		if s := status(); s.InFlight > 0 {
-			return fmt.Sprintf("stopping: waiting for NATS to acknowledge %d messages", s.InFlight)
+			return "stopping: waiting for NATS to acknowledge " + units.Of(s.InFlight, "message")
 		}
 		return "stopping"
 	}).End()

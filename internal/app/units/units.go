@@ -33,6 +33,22 @@ func Count[N int | int64 | uint64](n N) string {
 	return s
 }
 
+// Of prints a number of things: "1 row", "2 rows".
+func Of[N int | int64 | uint64](n N, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+// Agree returns the verb of so many things: "is" of one, "are" of several.
+func Agree[N int | int64 | uint64](n N, one, several string) string {
+	if n == 1 {
+		return one
+	}
+	return several
+}
+
 // Duration prints a duration in the two largest units that say something.
 func Duration(d time.Duration) string {
 	const day = 24 * time.Hour

@@ -15,6 +15,8 @@ func TestFiguresHaveFewDigitsAndAUnit(t *testing.T) {
 		Duration(147 * time.Hour): "6 d 3 h", Duration(60 * time.Second): "1 min",
 		Latency(410 * time.Microsecond):  "0.41 ms",
 		Latency(2500 * time.Microsecond): "2.5 ms", Rate(0.25): "0.2", Rate(1234.4): "1,234",
+		Of(0, "row"): "0 rows", Of(uint64(1), "row"): "1 row", Of(int64(1200), "row"): "1200 rows",
+		Agree(1, "is", "are"): "is", Agree(2, "was", "were"): "were",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -105,9 +106,9 @@ func (b Back) String() string {
 	for _, request := range b {
 		n[request]++
 	}
-	return fmt.Sprintf("%d rows of the table were erased before and are there again (%s): they are left "+
-		"out. To delete them erase their document once more, with another name for the request",
-		len(b), named(n))
+	return fmt.Sprintf("%s of the table %s erased before (%s), and left out. To delete what is there "+
+		"again, erase its document once more, with another name for the request", units.Of(len(b), "row"),
+		units.Agree(len(b), "is there again, was", "are there again, were"), named(n))
 }
 
 // maxNamed is how many requests are named.

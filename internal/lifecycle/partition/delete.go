@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
@@ -123,7 +124,7 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 		err = m.note(ctx, m.conn, t.base)
 	}
 	if step.Why == "" {
-		step.Why = fmt.Sprintf("%d rows of transactions before %d", step.Rows, p.Horizon)
+		step.Why = fmt.Sprintf("%s of transactions before %d", units.Of(step.Rows, "row"), p.Horizon)
 	}
 	m.o.Step(step)
 	if refused := refusal(); refused != nil && (err == nil || outbox.FaultOf(err) != nil) {
@@ -411,14 +412,14 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 	single := int64(0) // up to this page each is a batch of its own
 	for pass.page < pages {
 		if m.cfg.Rows > 0 && t.live-n <= m.cfg.Rows {
-			return n, fmt.Sprintf("%d rows; the rest is within retain.table.rows", n), pass.referenced
+			return n, units.Of(n, "row") + "; the rest is within retain.table.rows", pass.referenced
 		}
 		if time.Since(looked) > recheck {
 			if t.Facts, err = m.facts(ctx, m.conn); err != nil {
 				return n, "", err
 			}
 			if _, reason := m.fails(t.Facts, p, eligible...); reason != "" {
-				return n, fmt.Sprintf("%d rows; then %s", n, reason), pass.referenced
+				return n, units.Of(n, "row") + "; then " + reason, pass.referenced
 			}
 			looked = time.Now()
 		}
@@ -452,7 +453,7 @@ func (m *Manager) deleteRows(ctx context.Context, t *plain, p *Partition, gone m
 		}
 		if !until.IsZero() && m.o.Pass != nil && pass.page < pages && time.Now().After(until) {
 			m.o.Pass.place = pass
-			return n, fmt.Sprintf("%d rows; the rest goes in the next round", n), pass.referenced
+			return n, units.Of(n, "row") + "; the rest goes in the next round", pass.referenced
 		}
 	}
 	for at := slices.Index(t.all, p); at >= 0; at-- {
@@ -509,12 +510,14 @@ func (m *Manager) rate(t *plain) float64 {
 
 // refuse is the fault of rows that were never published.
 func (m *Manager) refuse(where string, gone missing) error {
-	message := fmt.Sprintf("%d rows of %s were never published: no message", gone.count, where)
+	message := fmt.Sprintf("%s of %s %s never published: no message", units.Of(gone.count, "row"), where,
+		units.Agree(gone.count, "was", "were"))
 	switch {
 	case m.cfg.ID == "":
-		message = fmt.Sprintf("nothing shows that the %d rows of %s are published: there is no id column, "+
-			"and the slot or the stream was made anew, its archive has a gap, or somebody wrote to it when "+
-			"it was detached", gone.count, where)
+		message = fmt.Sprintf("nothing shows that the %s of %s %s published: there is no id "+
+			"column, and the slot or the stream was made anew, its archive has a gap, or somebody wrote to "+
+			"it when it was detached", units.Of(gone.count, "row"), where,
+			units.Agree(gone.count, "is", "are"))
 	case m.cfg.Archive:
 		message += " of the archive"
 		fallthrough

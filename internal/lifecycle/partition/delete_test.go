@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
@@ -587,7 +588,7 @@ func notEverythingIsRead(t *testing.T, archive bool) {
 		_, err := w.remove()
 		f := wantFault(t, err, outbox.Gap, codeUnpublished)
 		if slices.Contains(w.reads, Period{}) != everything || w.rows() != fmt.Sprint(more) ||
-			!strings.Contains(f.Message, fmt.Sprintf("%d rows of", more)) ||
+			!strings.Contains(f.Message, units.Of(more, "row")+" of") ||
 			!strings.Contains(f.Message, missing) ||
 			strings.Contains(f.Message, "compared again at") == everything {
 			t.Errorf("%s rows are left; it read %v: %v", w.rows(), w.reads, f)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/postgres"
 )
@@ -200,9 +201,9 @@ func (m *Manager) Plan(ctx context.Context) ([]Step, error) {
 		step := m.next(s, p)
 		if p.Refused > 0 && (step.Action == Archive || step.Action == Verify) {
 			step.Action = Refuse
-			step.Why = fmt.Sprintf("%d of its %d rows were never published, by the last run of apply (%s): "+
-				"publish or accept them. The next apply compares them again", p.Refused, p.SealedSum.Rows,
-				codeUnpublished)
+			step.Why = fmt.Sprintf("%d of its %s %s never published, by the last run of apply (%s): "+
+				"publish or accept. The next apply compares again", p.Refused,
+				units.Of(p.SealedSum.Rows, "row"), units.Agree(p.Refused, "was", "were"), codeUnpublished)
 		}
 		steps = append(steps, step)
 	}
@@ -300,8 +301,8 @@ func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, str
 
 func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
 	if m.others(p) && p.State != Sealed {
-		w := step(Wait, "%d rows of another shard were never published, by the last run of that of slot %s",
-			p.Refused, p.RefusedBy)
+		w := step(Wait, "%s of another shard %s never published, by the last run of that of slot %s",
+			units.Of(p.Refused, "row"), units.Agree(p.Refused, "was", "were"), p.RefusedBy)
 		w.Clause = "shards"
 		return w
 	}
@@ -346,10 +347,17 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		return w
 	}
 	if p.Accepted > 0 {
-		return step(Drop, "%d of its %d rows were never published, which is accepted; all others are in "+
-			"the %s", p.Accepted, p.SealedSum.Rows, m.where())
+		return step(Drop, "%d of its %s %s never published, which is accepted; all others are in "+
+			"the %s", p.Accepted, units.Of(p.SealedSum.Rows, "row"), units.Agree(p.Accepted, "was", "were"),
+			m.where())
 	}
-	return step(Drop, "its %d rows %sare in the %s", p.SealedSum.Rows, m.but(), m.where())
+	return step(Drop, "%s", m.allIn(p))
+}
+
+// allIn says where the rows of a partition are.
+func (m *Manager) allIn(p *Partition) string {
+	return fmt.Sprintf("its %s %s%s in the %s", units.Of(p.SealedSum.Rows, "row"), m.but(),
+		units.Agree(p.SealedSum.Rows, "is", "are"), m.where())
 }
 
 // but says which rows are not compared.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
@@ -162,14 +163,14 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 			m.o.Hit("partition.compared")
 			step.again = p.came == Verified
 			step.Rows, step.Unpublished = p.SealedSum.Rows, missing.ids
-			step.Why = fmt.Sprintf("all of its %d rows %sare in the %s", p.SealedSum.Rows, m.but(), m.where())
+			step.Why = m.allIn(p)
 			switch {
 			case m.cfg.ID == "":
 				step.Why = "there is no id column: only the fence shows it"
 			case missing.count > 0:
-				step.Why = fmt.Sprintf("%d of its %d rows were never published, which is "+
-					"accepted", missing.count,
-					p.SealedSum.Rows)
+				step.Why = fmt.Sprintf("%d of its %s %s never published, which is accepted",
+					missing.count, units.Of(p.SealedSum.Rows, "row"),
+					units.Agree(missing.count, "was", "were"))
 			case missing.aged > 0:
 				step.Why = fmt.Sprintf("%d of its %d rows are published; the others are older than the "+
 					"stream's oldest message, and the fence shows that they "+

@@ -221,8 +221,8 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 		}
 	}
 	again := func() { w.Exec("UPDATE outflow_partitions SET refused_at = refused_at - interval '1 day'") }
-	refused(3, "1 rows of partition")
-	refused(3, "1 rows of partition") // by a person
+	refused(3, "1 row of partition")
+	refused(3, "1 row of partition") // by a person
 	w.o.Turn = time.Hour
 	refused(0, "compared again at")
 	w.cfg.Age = 0
@@ -233,7 +233,7 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 		t.Errorf("of the last one, which is %s, it read %v", w.state(2), w.reads)
 	}
 	again()
-	refused(3, "1 rows of partition")
+	refused(3, "1 row of partition")
 	w.published[w.Text("SELECT id::text FROM outbox_0")] = true
 	refused(0, "compared again at")
 	again()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 )
 
@@ -41,7 +42,7 @@ func segmentOf(a *archive.Archive, m *archive.Manifest) Segment {
 }
 
 func (s Segment) String() string {
-	text := fmt.Sprintf("%d to %d: %d messages", s.First, s.Last, s.Messages)
+	text := fmt.Sprintf("%d to %d: %s", s.First, s.Last, units.Of(s.Messages, "message"))
 	if s.Missing > 0 {
 		text += fmt.Sprintf(", %d missing", s.Missing)
 	}
@@ -52,7 +53,7 @@ func (s Segment) String() string {
 		text += fmt.Sprintf(", gap %d-%d", g.From, g.To)
 	}
 	if n := len(s.Gaps) - maxNamed; n > 0 {
-		text += fmt.Sprintf(" and %d others", n)
+		text += fmt.Sprintf(" and %s", units.Of(n, "other"))
 	}
 	if s.Messages == 0 {
 		return text

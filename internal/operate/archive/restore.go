@@ -20,6 +20,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
@@ -51,10 +52,11 @@ type Restored struct {
 
 func (r *Restored) String() string {
 	if r.Before {
-		return fmt.Sprintf("stream %s was restored before: its %d messages, %d to %d, are those of the "+
-			"archive", r.Stream, r.Messages, r.First, r.Last)
+		return fmt.Sprintf("stream %s was restored before, and agrees with the archive: %s, %d to %d",
+			r.Stream, units.Of(r.Messages, "message"), r.First, r.Last)
 	}
-	text := fmt.Sprintf("stream %s: restored %d messages, %d to %d", r.Stream, r.Messages, r.First, r.Last)
+	text := fmt.Sprintf("stream %s: restored %s, %d to %d", r.Stream, units.Of(r.Messages, "message"),
+		r.First, r.Last)
 	if r.Missing > 0 {
 		text += fmt.Sprintf(", without %d that were missing", r.Missing)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
@@ -64,11 +65,11 @@ type Rows struct {
 }
 
 func (r *Rows) String() string {
-	text := fmt.Sprintf("table %s: %d rows put back, %d were there, from messages %d to %d", r.Table,
-		r.Inserted, r.There, r.First, r.Last)
+	text := fmt.Sprintf("table %s: %s put back, %d %s there, from messages %d to %d", r.Table,
+		units.Of(r.Inserted, "row"), r.There, units.Agree(r.There, "was", "were"), r.First, r.Last)
 	if r.dry {
-		text = fmt.Sprintf("table %s: %d rows in messages %d to %d, those included that are there", r.Table,
-			r.Inserted, r.First, r.Last)
+		text = fmt.Sprintf("table %s: %s in messages %d to %d, counting those already there", r.Table,
+			units.Of(r.Inserted, "row"), r.First, r.Last)
 	}
 	text += "\ncolumns  " + strings.Join(r.Columns, ", ")
 	if len(r.Left) > 0 {
@@ -357,8 +358,9 @@ func (w *rowWriter) run(ctx context.Context, a *archive.Archive) error {
 	}
 	if err == nil && w.rep.CutN > 0 {
 		err = &outbox.Fault{Class: outbox.Gap, Code: "rows_cut",
-			Message: fmt.Sprintf("%d rows were not put back: their messages have only the beginning of "+
-				"a long id, document or key; sequences %v", w.rep.CutN, w.rep.Cut)}
+			Message: fmt.Sprintf("%s %s not put back: the message has only the beginning of a long "+
+				"id, document or key; sequences %v", units.Of(w.rep.CutN, "row"),
+				units.Agree(w.rep.CutN, "was", "were"), w.rep.Cut)}
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/crash"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 )
@@ -65,8 +66,8 @@ type Verified struct {
 }
 
 func (v Verified) String() string {
-	return fmt.Sprintf("the chain of %d segments holds; %d were read whole: %d messages, %d bytes",
-		v.Segments, v.Read, v.Messages, v.Bytes)
+	return fmt.Sprintf("the chain of %s holds; %d read whole: %s, %d bytes",
+		units.Of(v.Segments, "segment"), v.Read, units.Of(v.Messages, "message"), v.Bytes)
 }
 
 // Verify checks the chain of all manifests, and reads segments whole: all, or so many by chance and the

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
@@ -172,8 +173,8 @@ func (w *Window) CheckFits(ctx context.Context) error {
 	}
 	return &outbox.Fault{
 		Class: outbox.Fatal, Code: "stream_limits",
-		Message: fmt.Sprintf("%d rows would be published at once, and stream %s has %s: it would discard "+
-			"the first of them, and all that it has", w.Of, l.cfg.Stream, what),
+		Message: fmt.Sprintf("%s would be published at once, and stream %s has %s: it would discard "+
+			"the first of them, and all that it has", units.Of(w.Of, "row"), l.cfg.Stream, what),
 		Hint: "Nothing was published. Raise the limit with `nats stream edit`, until consumers have read " +
 			"what is published. A repair can leave out the oldest rows with --where",
 	}

@@ -252,7 +252,7 @@ func TestADeletionLeavesNothing(t *testing.T) {
 	r := Delete{Name: "texts", Confirm: func(p *Deletion) error { plan = p; return nil }}
 	wantFault(t, w.Delete(t.Context(), r), "consumer_running", "a-1")
 	w.exec("DELETE FROM outflow_member")
-	wantFault(t, w.Delete(t.Context(), r), "consumer_parked", "1 events")
+	wantFault(t, w.Delete(t.Context(), r), "consumer_parked", "1 event parked")
 	r.Force, r.DryRun = true, true
 	must(t, w.Delete(t.Context(), r))
 	if *plan != (Deletion{"texts", InPostgres, 4, 10, 1, 1, true, 1}) {

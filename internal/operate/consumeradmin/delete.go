@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outflowhq/outflow/internal/app/units"
 )
 
 // Delete says which consumer is deleted.
@@ -35,15 +37,15 @@ type Deletion struct {
 func (p *Deletion) Lines() []string {
 	lines := []string{fmt.Sprintf("consumer %s is deleted (marks: %s)", p.Name, p.Offsets)}
 	if p.Partitions > 0 {
-		lines = append(lines, fmt.Sprintf("marks    of %d partitions: all is done up to sequence %d",
-			p.Partitions, p.Sequence))
+		lines = append(lines, fmt.Sprintf("marks    of %s: all is done up to sequence %d",
+			units.Of(p.Partitions, "partition"), p.Sequence))
 	}
 	if p.Parked > 0 {
-		lines = append(lines, fmt.Sprintf("parked   %d events of %d documents, whose effects never happen",
-			p.Parked, p.ParkedDocuments))
+		lines = append(lines, fmt.Sprintf("parked   %s of %s, whose effects never happen",
+			units.Of(p.Parked, "event"), units.Of(p.ParkedDocuments, "document")))
 	}
 	if p.Replayed > 0 {
-		lines = append(lines, fmt.Sprintf("replays  %d messages that were replayed to it", p.Replayed))
+		lines = append(lines, fmt.Sprintf("replays  %s replayed to it", units.Of(p.Replayed, "message")))
 	}
 	if p.Durable {
 		lines = append(lines, "durable  "+p.Name)
@@ -128,9 +130,9 @@ func (r *Delete) refuseParked(events int) error {
 	if events == 0 || r.Force {
 		return nil
 	}
-	return fatal("consumer_parked", fmt.Sprintf("consumer %s has %d events parked: their effects would "+
-		"never happen", r.Name, events), fmt.Sprintf("Look at them with `outflow parked list %s`, and "+
-		"release them; or delete them with the consumer: --force", r.Name))
+	return fatal("consumer_parked", fmt.Sprintf("consumer %s has %s parked, whose effects would never "+
+		"happen", r.Name, units.Of(events, "event")), fmt.Sprintf("Look at them with "+
+		"`outflow parked list %s`, and release them; or delete them with the consumer: --force", r.Name))
 }
 
 // replayedFilter matches what was replayed to a consumer.

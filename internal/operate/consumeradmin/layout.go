@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 )
 
 // maxPartitions is that of consumer.Config.Partitions.
@@ -51,10 +52,11 @@ const (
 // Lines is the plan in words.
 func (p *LayoutPlan) Lines() []string {
 	if p.State == layoutCanceled {
-		return []string{fmt.Sprintf("consumer %s keeps %d partitions (%s)", p.Name, p.Partitions, p.Keying)}
+		return []string{fmt.Sprintf("consumer %s keeps %s (%s)", p.Name,
+			units.Of(p.Partitions, "partition"), p.Keying)}
 	}
-	lines := []string{fmt.Sprintf("consumer %s gets %d partitions instead of %d", p.Name, p.Wanted.Partitions,
-		p.Partitions)}
+	lines := []string{fmt.Sprintf("consumer %s gets %s instead of %d", p.Name,
+		units.Of(p.Wanted.Partitions, "partition"), p.Partitions)}
 	if p.Wanted.Keying != p.Keying {
 		lines = append(lines, fmt.Sprintf("keying   %s instead of %s", p.Wanted.Keying, p.Keying))
 	}
@@ -70,15 +72,15 @@ func (p *LayoutPlan) Lines() []string {
 func (p *LayoutPlan) Outcome() string {
 	switch p.State {
 	case layoutDone:
-		return fmt.Sprintf("done: consumer %s has %d partitions", p.Name, p.Wanted.Partitions)
+		return fmt.Sprintf("done: consumer %s has %s", p.Name, units.Of(p.Wanted.Partitions, "partition"))
 	case layoutCanceled:
-		return fmt.Sprintf("done: the change is taken back, consumer %s keeps %d partitions", p.Name,
-			p.Partitions)
+		return fmt.Sprintf("done: the change is taken back, consumer %s keeps %s", p.Name,
+			units.Of(p.Partitions, "partition"))
 	case layoutPlanned:
 		return "nothing was changed (--dry-run)"
 	}
-	return fmt.Sprintf("asked: %d of %d partitions are at the barrier. The consumer does it while it runs; "+
-		"`outflow consumer list` shows how far it is", p.Wanted.Reached, p.Marks)
+	return fmt.Sprintf("asked: %d of %s reached the barrier. The consumer does it while it runs; "+
+		"`outflow consumer list` shows how far it is", p.Wanted.Reached, units.Of(p.Marks, "partition"))
 }
 
 // Repartition asks for another layout. The consumer's instances do it: nothing is done beyond the barrier
@@ -188,8 +190,8 @@ func (a *Admin) cancelLayout(ctx context.Context, r Repartition, s *state) (*Lay
 		Marks: len(s.offsets), Running: append([]string{}, s.alive()...)}
 	if s.change == nil {
 		return nil, fatal("consumer_layout", fmt.Sprintf("consumer %s is not on its way to another layout: "+
-			"it "+
-			"has %d partitions (%s)", r.Name, s.partitions, s.keying), "There is nothing to take back")
+			"it has %s (%s)", r.Name, units.Of(s.partitions, "partition"), s.keying),
+			"There is nothing to take back")
 	}
 	p.Wanted = *s.change
 	if err := r.Confirm(p); err != nil {

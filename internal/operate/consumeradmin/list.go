@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 	streams "github.com/outflowhq/outflow/sink/stream"
@@ -106,10 +107,9 @@ func (c *Consumer) Lines() (lines []string) {
 			": what comes again is recognized")
 	}
 	if c.Change != nil {
-		lines = append(lines, fmt.Sprintf("on its way to %d partitions (%s): %d of %d partitions are done "+
-			"up "+
-			"to sequence %d", c.Change.Partitions, c.Change.Keying, c.Change.Reached, c.Partitions,
-			c.Change.Barrier))
+		lines = append(lines, fmt.Sprintf("on its way to %s (%s): %d of %s done up to sequence %d",
+			units.Of(c.Change.Partitions, "partition"), c.Change.Keying, c.Change.Reached,
+			units.Of(c.Partitions, "partition"), c.Change.Barrier))
 	}
 	if c.Note != "" {
 		lines = append(lines, c.Note)

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -93,8 +94,8 @@ func (p *Plan) Lines() []string {
 		about = ""
 	}
 	if p.Again > 0 {
-		lines = append(lines, fmt.Sprintf("again    %s%d events: from sequence %d (position %v, stored %s) "+
-			"to sequence %d", about, p.Again, p.First, p.Position,
+		lines = append(lines, fmt.Sprintf("again    %s%s: from sequence %d (position %v, stored %s) "+
+			"to sequence %d", about, units.Of(p.Again, "event"), p.First, p.Position,
 			p.Stored.UTC().Format(time.RFC3339), p.Was))
 	} else {
 		lines = append(lines, "again    no event of its filter")

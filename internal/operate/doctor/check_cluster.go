@@ -135,8 +135,8 @@ var clusterChecks = []check{
 		run: func(f *Facts, r *reporter) {
 			for _, s := range f.Subscriptions {
 				if s.Errors > 0 {
-					r.find("cluster_errors", "subscription %s has failed %d times to apply a transaction",
-						quote(s.Name), s.Errors).Command =
+					r.find("cluster_errors", "subscription %s has failed %s to apply a transaction",
+						quote(s.Name), units.Of(s.Errors, "time")).Command =
 						fmt.Sprintf("SELECT pg_stat_reset_subscription_stats(%d)", s.OID)
 				}
 				if s.DisableOnError {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/finding"
 )
 
@@ -45,7 +46,7 @@ func expiring(f *Facts, r *reporter, all []Certificate) {
 		case left < verySoon:
 			r.findAs(finding.Critical, code, "%s expires at %s, in %v", c.What, at, left.Round(time.Minute))
 		case left < soon:
-			r.find(code, "%s expires at %s, in %d days", c.What, at, int(left.Hours()/24))
+			r.find(code, "%s expires at %s, in %s", c.What, at, units.Of(int(left.Hours()/24), "day"))
 		}
 	}
 }

@@ -105,10 +105,10 @@ var consumerChecks = []check{
 		case c.Pending+uint64(c.AckPending) == 0 || c.reads(f.Now.Add(f.Stream.Clock)):
 		case c.Paused:
 			r.find("consumer_paused", "consumer %s is paused, with %s before it", c.Name,
-				count(c.Pending, "message"))
+				units.Of(c.Pending, "message"))
 		default:
 			r.find("consumer_idle", "nobody reads from consumer %s, with %s before it", c.Name,
-				count(c.Pending+uint64(c.AckPending), "message")).Command = "nats consumer info " +
+				units.Of(c.Pending+uint64(c.AckPending), "message")).Command = "nats consumer info " +
 				f.Config.Stream + " " +
 				finding.Word(c.Name)
 		}
@@ -132,7 +132,7 @@ var consumerChecks = []check{
 		if first := f.Stream.State.First; !c.filtered() && c.Delivered.Stream+1 < first {
 			r.find("consumer_lost", "stream %s begins at sequence %d, and consumer %s got messages up to "+
 				"%d: %s went before it had them", f.Config.Stream, first, c.Name, c.Delivered.Stream,
-				count(first-c.Delivered.Stream-1, "message"))
+				units.Of(first-c.Delivered.Stream-1, "message"))
 		}
 	}),
 	eachConsumer("consumers.beyond_end", func(f *Facts, r *reporter, c *Consumer) {
@@ -146,7 +146,7 @@ var consumerChecks = []check{
 	eachConsumer("consumers.redelivery", func(f *Facts, r *reporter, c *Consumer) {
 		if c.Redelivered > 0 {
 			r.find("consumer_redelivers", "%s that consumer %s had and did not acknowledge came again",
-				count(c.Redelivered, "message"), c.Name)
+				units.Of(c.Redelivered, "message"), c.Name)
 		}
 	}),
 	eachConsumer("consumers.settings", func(f *Facts, r *reporter, c *Consumer) {
@@ -170,7 +170,7 @@ var consumerChecks = []check{
 						"outflow consumer list"
 				}
 			}
-			r.ok("%s", count(len(f.durables()), "durable consumer"))
+			r.ok("%s", units.Of(len(f.durables()), "durable consumer"))
 		}},
 	eachShared("consumers.instances", func(f *Facts, r *reporter, c *Shared) {
 		lag, where := c.lag(f), c.Consumer+" ("+c.Table+")"
@@ -179,7 +179,7 @@ var consumerChecks = []check{
 		case c.Running == 0 && lag > 0:
 			r.find("consumer_idle", "no instance of consumer %s runs, with %s behind its slowest "+
 				"partition", where,
-				count(lag, "message")).Command = list
+				units.Of(lag, "message")).Command = list
 		case c.Running > 0 && c.Unowned > 0:
 			r.find("consumer_unowned", "nobody works on %d of %d partitions of consumer %s; instances: %d",
 				c.Unowned, c.Partitions, where, c.Running).Command = list
@@ -201,16 +201,17 @@ var consumerChecks = []check{
 	}),
 	eachShared("consumers.layout", func(_ *Facts, r *reporter, c *Shared) {
 		if c.Wanted > 0 {
-			r.find("consumer_change", "consumer %s (%s) is on its way to %d partitions, at sequence %d: its "+
-				"slowest partition is at %d, and %s", c.Consumer, c.Table, c.Wanted, c.Barrier, c.Least,
-				count(c.Running, "instance")+" run").Command = "outflow consumer list"
+			r.find("consumer_change", "consumer %s (%s) is on its way to %s, at sequence %d: its "+
+				"slowest partition is at %d, and %s", c.Consumer, c.Table,
+				units.Of(c.Wanted, "partition"), c.Barrier, c.Least,
+				units.Of(c.Running, "instance")+units.Agree(c.Running, " runs", " run")).Command =
+				"outflow consumer list"
 		}
 	}),
 	eachShared("consumers.lost_end", func(_ *Facts, r *reporter, c *Shared) {
 		if c.Holed > 0 {
-			r.find("consumer_holed", "the stream has lost the newest done message of %d partitions of "+
-				"consumer "+
-				"%s (%s)", c.Holed, c.Consumer, c.Table)
+			r.find("consumer_holed", "the stream has lost the newest done message of %s of consumer "+
+				"%s (%s)", units.Of(c.Holed, "partition"), c.Consumer, c.Table)
 		}
 	}),
 	{name: "consumers.parked", needs: []source{srcParked},
@@ -221,7 +222,7 @@ var consumerChecks = []check{
 					as = finding.Error
 				}
 				r.findAs(as, "events_parked", "consumer %s has %s parked in %s, the oldest for %s",
-					p.Consumer, count(p.Events, "event"), p.Table,
+					p.Consumer, units.Of(p.Events, "event"), p.Table,
 					units.Duration(since)).Command = "outflow parked list " + finding.Word(p.Consumer)
 			}
 		}},

@@ -77,8 +77,8 @@ var streamChecks = []check{
 			case f.Stream.Fault != nil:
 				r.fault(f.Stream.Fault)
 			case f.hasStream():
-				r.ok("%s, %s, last sequence %d", f.Config.Stream, count(f.Stream.State.Messages, "message"),
-					f.Stream.State.Last)
+				r.ok("%s, %s, last sequence %d", f.Config.Stream,
+					units.Of(f.Stream.State.Messages, "message"), f.Stream.State.Last)
 			case f.resolvedTo() != nil:
 				r.fault(f.resolvedTo())
 			case f.known(srcRecord) && f.Readings.Record == nil:

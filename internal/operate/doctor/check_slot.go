@@ -151,9 +151,9 @@ var slotChecks = []check{
 		},
 		run: func(f *Facts, r *reporter) {
 			if s := f.slot(); !s.Failover {
-				r.find("slot_no_failover",
-					"slot %s lacks the failover property, and %d standbys stream from %s",
-					s.Name, f.Stats.Standbys, f.Postgres.Where).Command =
+				n := f.Stats.Standbys
+				r.find("slot_no_failover", "slot %s lacks the failover property, and %s %s from %s", s.Name,
+					units.Of(n, "standby"), units.Agree(n, "streams", "stream"), f.Postgres.Where).Command =
 					"ALTER_REPLICATION_SLOT " + s.Name + " (FAILOVER true)"
 			}
 		}},

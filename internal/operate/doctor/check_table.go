@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/finding"
 )
@@ -47,7 +48,7 @@ var tableChecks = []check{
 					"not keep up",
 					f.Layout.Mapping.Table, t.Dead, t.Rows)
 			}
-			r.ok("about %d rows", t.Rows)
+			r.ok("about %s", units.Of(t.Rows, "row"))
 		}},
 	{name: "table.partitions", needs: []source{srcPartitions},
 		about: func(f *Facts) bool {
@@ -61,8 +62,9 @@ var tableChecks = []check{
 				if p.Default {
 					then = "and rows of %s or later go to its default partition"
 				}
-				r.find("partitions_ahead", "table %s has %d partitions ahead of now, "+then,
-					f.Layout.Mapping.Table, p.Ahead, p.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
+				r.find("partitions_ahead", "table %s has %s ahead of now, "+then,
+					f.Layout.Mapping.Table, units.Of(p.Ahead, "partition"),
+					p.Until.UTC().Format("2006-01-02 15:04:05 UTC"))
 			}
 			if !p.Hole.IsZero() {
 				r.findAs(finding.Warning, "partition_default", "rows of now, until %s, go to the default "+
@@ -94,7 +96,7 @@ var tableChecks = []check{
 					g.After,
 					g.At)
 			}
-			r.ok("no gap in the newest %d rows", f.Rows.Looked)
+			r.ok("no gap in the newest %s", units.Of(f.Rows.Looked, "row"))
 		}},
 	{name: "table.key_order", deep: true, needs: []source{srcRows},
 		about: func(f *Facts) bool { return f.hasCounters() && f.Layout.Mapping.Key != "" },
@@ -107,7 +109,7 @@ var tableChecks = []check{
 					number(n, 100),
 					f.Layout.Mapping.Table, d.Doc, d.Actor, d.After, d.At)
 			}
-			r.ok("keys ascend with counters in the newest %d rows", f.Rows.Looked)
+			r.ok("keys ascend with counters in the newest %s", units.Of(f.Rows.Looked, "row"))
 		}},
 	{name: "table.payloads", deep: true, needs: []source{srcRows},
 		about: func(f *Facts) bool { return f.hasTable() && f.Rows.Looked > 0 },
@@ -115,15 +117,15 @@ var tableChecks = []check{
 			largest, limit := f.Rows.Largest, int64(f.Config.Sink.MaxPayload)
 			if largest > limit {
 				r.findAs(finding.Error, "payload_large",
-					"the largest payload of the newest %d rows of table %s has "+
-						"%s, sink.max_payload is %s", f.Rows.Looked, f.Layout.Mapping.Table, size(largest),
-					size(limit))
+					"the largest payload of the newest %s of table %s has "+
+						"%s, sink.max_payload is %s", units.Of(f.Rows.Looked, "row"),
+					f.Layout.Mapping.Table, size(largest), size(limit))
 			} else if largest*10 > limit*8 {
-				r.find("payload_large", "the largest payload of the newest %d rows of table %s has %s, "+
-					"sink.max_payload is %s", f.Rows.Looked, f.Layout.Mapping.Table, size(largest),
-					size(limit))
+				r.find("payload_large", "the largest payload of the newest %s of table %s has %s, "+
+					"sink.max_payload is %s", units.Of(f.Rows.Looked, "row"), f.Layout.Mapping.Table,
+					size(largest), size(limit))
 			}
-			r.ok("%s at most in the newest %d rows", size(largest), f.Rows.Looked)
+			r.ok("%s at most in the newest %s", size(largest), units.Of(f.Rows.Looked, "row"))
 		}},
 	{name: "publication.complete", needs: []source{srcPublication},
 		about: func(f *Facts) bool { return f.Readings.Slot.Exists || f.Readings.Record != nil },

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/outflowhq/outflow/internal/app/units"
 )
 
 // subjects are the headings of the report.
@@ -60,7 +62,7 @@ func (r *Report) Write(w io.Writer) error {
 		if alike < fewNamed {
 			writeOne(b, one, check)
 		} else if i+1 == len(r.Results) || !one.alike(&r.Results[i+1]) {
-			more := count(alike-fewNamed+1, "more such finding")
+			more := units.Of(alike-fewNamed+1, "more such finding")
 			fold(b, fmt.Sprintf("  %-5s  ", marks[one.Status]),
 				fmt.Sprintf("%s: %s [%s]; --json has all", check, more, one.Code))
 		}
@@ -152,13 +154,13 @@ func (r *Report) summary() string {
 		if n[s] > 0 {
 			many := fmt.Sprintf("%d critical", n[s])
 			if s != "critical" {
-				many = count(n[s], string(s))
+				many = units.Of(n[s], string(s))
 			}
 			parts = append(parts, fmt.Sprintf("%s (%s)", many, strings.Join(bad[s], ", ")))
 		}
 	}
 	if n["note"] > 0 {
-		parts = append(parts, count(n["note"], "note"))
+		parts = append(parts, units.Of(n["note"], "note"))
 	}
 	parts = append(parts, fmt.Sprintf("%d ok", n[OK]))
 	if n[Unknown] > 0 {

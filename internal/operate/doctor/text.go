@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -15,14 +14,6 @@ func seconds(n float64) time.Duration {
 		return math.MaxInt64
 	}
 	return time.Duration(n * float64(time.Second))
-}
-
-// count is a number of things.
-func count[N int | int64 | uint64](n N, one string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %ss", n, one)
 }
 
 func short(d time.Duration) time.Duration {

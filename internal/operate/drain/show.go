@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -127,7 +128,8 @@ func (r *Report) who() string {
 		who = fmt.Sprintf("the outflow that holds the slot (pid %d) publishes", r.Holder)
 	}
 	if r.Meanwhile > 0 {
-		who += fmt.Sprintf("; %d events were written meanwhile: are the writers stopped?", r.Meanwhile)
+		who += fmt.Sprintf("; %s %s written meanwhile: are the writers stopped?",
+			units.Of(r.Meanwhile, "event"), units.Agree(r.Meanwhile, "was", "were"))
 	}
 	return who
 }

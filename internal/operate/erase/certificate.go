@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -57,19 +58,20 @@ func (r *Report) Lines() []string {
 	if r.Notified != "" {
 		say("the last event is the row with id %s", r.Notified)
 	}
-	say("table %s: %d rows %s", r.Table, r.Rows, verb)
+	say("table %s: %s %s", r.Table, units.Of(r.Rows, "row"), verb)
 	if r.Cut != 0 {
 		say("cut: what was committed below %v, or in the stream up to %d", r.Cut, r.CutSequence)
 	}
-	say("stream %s: %d messages %s", r.Stream, r.Messages, verb)
+	say("stream %s: %s %s", r.Stream, units.Of(r.Messages, "message"), verb)
 	for _, c := range r.Copies {
-		say("stream %s, a copy: %d messages %s", c.Stream, c.Messages, verb)
+		say("stream %s, a copy: %s %s", c.Stream, units.Of(c.Messages, "message"), verb)
 	}
 	if len(r.Databases) > 0 {
-		say("parked by consumers in %s: %d events %s", strings.Join(r.Databases, ", "), r.Parked, verb)
+		say("parked by consumers in %s: %s %s", strings.Join(r.Databases, ", "),
+			units.Of(r.Parked, "event"), verb)
 	}
 	if len(r.Folders) > 0 {
-		say("archive: %d messages %s", r.Archived, verb)
+		say("archive: %s %s", units.Of(r.Archived, "message"), verb)
 	}
 	for _, w := range r.Waiting {
 		say("waiting: %s", w)
@@ -134,9 +136,9 @@ func (c *command) limits() {
 				"the document with the settings of that one", s.name)
 		}
 		if n := c.stays[s.name]; len(n) > 0 {
-			add("%d messages of the document in stream %s, from %d on: by their positions they were written "+
+			add("%s of the document in stream %s, from %d on: by their positions written "+
 				"after the erasure began. If they are of an earlier database cluster, delete "+
-				"them: `nats stream rmm %[2]s SEQUENCE`", len(n), s.name, n[0])
+				"them: `nats stream rmm %[2]s SEQUENCE`", units.Of(len(n), "message"), s.name, n[0])
 		}
 		if s.outflow && s.name != c.cfg.Stream && !r.copy(s.name) {
 			add("stream %s of the account, which has messages of an Outflow: if they are copies of these, "+
@@ -169,20 +171,20 @@ func (c *command) limits() {
 			c.l.Layout.Mapping.Doc)
 	}
 	if untold := c.unsaid(); untold > 0 {
-		add("%d messages that do not say their document: they are dead letters without one, or were "+
+		add("%s that %s not say the document: dead letters without one, or "+
 			"published while `subject` was another one; run it again with that `subject`, and the same "+
-			"request", untold)
+			"request", units.Of(untold, "message"), units.Agree(untold, "does", "do"))
 	}
 	if c.passed > 0 {
-		add("%d segments of the archive, passed over because by `subject` (%s) and "+
+		add("%s of the archive, passed over because by `subject` (%s) and "+
 			"`sink.dead_letter_subject` (%s) no message in them is the document's: if some were published "+
-			"while one of these was another one, run it again with that one, and the same request", c.passed,
-			c.doc.Template(), c.doc.Dead())
+			"while one of these was another one, run it again with that one, and the same request",
+			units.Of(c.passed, "segment"), c.doc.Template(), c.doc.Dead())
 	}
 	if n := len(c.nowhere); n > 0 {
-		add("%d messages, from %d to %d, which are gone from the stream, and which the archive lacks: if "+
-			"another one has them, as of a volume that is not mounted, run it again with that one, and the "+
-			"same request", c.nowhere.Count(), c.nowhere[0].From, c.nowhere[n-1].To)
+		add("%s, from %d to %d, gone from the stream, and which the archive lacks: if another "+
+			"one has them, as of a volume that is not mounted, run it again with that one, and the "+
+			"same request", units.Of(c.nowhere.Count(), "message"), c.nowhere[0].From, c.nowhere[n-1].To)
 	}
 	if of, _, ok := archive.StreamOf(c.rd.Stream.Restored); ok && of != c.cfg.Stream {
 		add("folder %s of the archive of stream %s, from which stream %s was restored: erase the document "+

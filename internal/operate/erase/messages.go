@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/streamretain"
@@ -150,8 +151,8 @@ func (c *command) eraseAll(ctx context.Context, left []found, until time.Time) e
 			continue
 		}
 		if more, err := pause(ctx, until); err != nil || !more {
-			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("%d messages of the stream, from %d on, can't "+
-				"go yet: %s", len(left), left[0].seq, bound.Why))
+			c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("%s of the stream, from %d on, can't "+
+				"go yet: %s", units.Of(len(left), "message"), left[0].seq, bound.Why))
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
@@ -67,7 +68,7 @@ func (s *setup) noteOlderRows(ctx context.Context) error {
 	if err != nil || ok && n == 0 {
 		return err
 	}
-	has := fmt.Sprintf("table %s has %d rows", s.cfg.Table, n)
+	has := fmt.Sprintf("table %s has %s", s.cfg.Table, units.Of(n, "row"))
 	switch {
 	case !ok:
 		has = fmt.Sprintf("the role may not read table %s, so its rows, if it has some, were not counted",

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
@@ -84,8 +85,9 @@ func (s *setup) remap(ctx context.Context, r checkpoint.Readings) error {
 		return err
 	}
 	if u.Events > 0 {
-		return s.notYet("%d events are not published, the first in the transaction at %v, of %v",
-			u.Events, u.First.LSN, relay.CommitTime(u.First.Time))
+		return s.notYet("%s %s not published, the first in the transaction at %v, of %v",
+			units.Of(u.Events, "event"), units.Agree(u.Events, "is", "are"), u.First.LSN,
+			relay.CommitTime(u.First.Time))
 	}
 	// it was read before the server's LSN, so it is only known up to here
 	if rec.Publication.PublicationIdentity != s.publication {

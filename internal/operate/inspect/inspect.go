@@ -14,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -55,8 +56,8 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options, ou
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(i.out, "%d commits with events, %d windows, %d events (%d bytes) held: not due yet\n",
-		i.commits, i.windows, held, bytes)
+	fmt.Fprintf(i.out, "%s with events, %s, %s (%d bytes) held: not due yet\n",
+		units.Of(i.commits, "commit"), units.Of(i.windows, "window"), units.Of(held, "event"), bytes)
 	return i.out.Flush()
 }
 
@@ -124,7 +125,7 @@ func (i *inspector) commit(c *relay.Commit) {
 		case c.LSN <= i.cp.Due:
 			before = "  (at or below the checkpoint: published, but for what gap mode holds back)"
 		}
-		fmt.Fprintf(i.out, "commit %v  %s  %d events%s\n", c.LSN, at, c.Events, before)
+		fmt.Fprintf(i.out, "commit %v  %s  %s%s\n", c.LSN, at, units.Of(c.Events, "event"), before)
 		for n := range i.events {
 			i.event("  ", &i.events[n])
 		}

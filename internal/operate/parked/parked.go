@@ -16,6 +16,7 @@ import (
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -70,8 +71,8 @@ func (c *Command) Show(ctx context.Context, name, document string, limit int) er
 			Rows []consumer.ParkedRow `json:"rows"`
 		}{d, rows})
 	}
-	fmt.Fprintf(c.Out, "document %s of consumer %s: %d events parked, the newest at %s", visible(d.Document),
-		name, d.Events, d.Last.UTC().Format(time.RFC3339))
+	fmt.Fprintf(c.Out, "document %s of consumer %s: %s parked, the newest at %s", visible(d.Document),
+		name, units.Of(d.Events, "event"), d.Last.UTC().Format(time.RFC3339))
 	if d.Release != "" {
 		fmt.Fprintf(c.Out, "; to be released (%s)", d.Release)
 	}
@@ -257,11 +258,11 @@ func (c *Command) results(results []Result) error {
 		case released:
 			fmt.Fprintf(c.Out, "%s: released\n", visible(r.Document))
 		case failed:
-			fmt.Fprintf(c.Out, "%s: failed again, %d events are still parked: %s\n", visible(r.Document),
-				r.Left, line(r.Error, 200))
+			fmt.Fprintf(c.Out, "%s: failed again, %s %s still parked: %s\n", visible(r.Document),
+				units.Of(r.Left, "event"), units.Agree(r.Left, "is", "are"), line(r.Error, 200))
 		case waiting:
-			fmt.Fprintf(c.Out, "%s: still to be released, %d events are parked\n", visible(r.Document),
-				r.Left)
+			fmt.Fprintf(c.Out, "%s: still to be released, %s %s parked\n", visible(r.Document),
+				units.Of(r.Left, "event"), units.Agree(r.Left, "is", "are"))
 		}
 	}
 	if len(results) == 0 {

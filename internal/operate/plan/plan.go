@@ -187,9 +187,9 @@ func (d *deriver) rates() {
 	case m.SampledRows > 0:
 		d.size = m.MeanRow + perMessage
 		how = fmt.Sprintf(
-			"mean of the newest %d rows, and %d B assumed for header and subject; the largest "+
+			"mean of the newest %s, and %d B assumed for header and subject; the largest "+
 				"payload has %s",
-			m.SampledRows,
+			things(m.SampledRows, "row"),
 			perMessage,
 			units.Size(uint64(m.LargestRow)),
 		)
@@ -328,7 +328,7 @@ func (d *deriver) stream() {
 	d.add(Figure{Name: "max_bytes of the stream for " + things(d.o.Days, "day"), Value: need,
 		Unit: "bytes", From: d.from, Now: now, How: how, text: unknown})
 	d.add(Figure{Name: "disk of NATS, all replicas", Value: need * float64(replicas), Unit: "bytes",
-		From: d.from, How: fmt.Sprintf("that, %d times", replicas), text: unknown})
+		From: d.from, How: "what max_bytes above is, for " + things(replicas, "replica"), text: unknown})
 	out := rate * float64(m.Consumers+replicas-1)
 	d.add(Figure{Name: "network of NATS", Value: rate + out, Unit: "bytes/s", From: d.from, text: unknown,
 		How: fmt.Sprintf("in once, out to %s and %s; after an outage as much as "+

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -161,8 +162,9 @@ func (r *repair) checkRows(ctx context.Context, l *backfill.Conns, f *finding) e
 	}
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: codeMissing,
-		Message: fmt.Sprintf("%d rows of table %s are in no message of stream %s, and slot %s will not "+
-			"bring them", n, l.Layout.Mapping.Table, r.cfg.Stream, r.cfg.Slot),
+		Message: fmt.Sprintf("%s of table %s %s in no message of stream %s, and slot %s will not bring "+
+			"%s", units.Of(n, "row"), l.Layout.Mapping.Table, units.Agree(n, "is", "are"), r.cfg.Stream,
+			r.cfg.Slot, units.Agree(n, "it", "them")),
 	}
 }
 
@@ -252,7 +254,7 @@ func (r *repair) findForeign(ctx context.Context, l *backfill.Conns, rd backfill
 	}
 	return &outbox.Fault{
 		Class: outbox.Gap, Code: "foreign_message", To: rd.Server.WALEnd,
-		Message: fmt.Sprintf("%d messages of stream %s have no %s header, the last one at sequence %d", n,
-			r.cfg.Stream, outbox.HeaderName, seq),
+		Message: fmt.Sprintf("%s of stream %s %s no %s header, the last one at sequence %d",
+			units.Of(n, "message"), r.cfg.Stream, units.Agree(n, "has", "have"), outbox.HeaderName, seq),
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
@@ -24,8 +25,8 @@ func (r *repair) erasures(ctx context.Context, f *finding, p *plan) (*outbox.Fau
 	}
 	if open := erasure.Unfinished(p.scan.requests, r.cfg.Slot); len(open) > 0 {
 		return &outbox.Fault{Class: outbox.Gap, Code: "erase_unfinished",
-			Message: fmt.Sprintf("%d rows would be published, and an erasure has not finished (request %s)",
-				p.scan.counts[missing], strings.Join(open, ", "))}, nil
+			Message: fmt.Sprintf("%s would be published, and an erasure has not finished (request %s)",
+				units.Of(p.scan.counts[missing], "row"), strings.Join(open, ", "))}, nil
 	}
 	unknown, err := r.unknown(ctx, f, p.scan.requests, f.Stream.Erased)
 	if err != nil {

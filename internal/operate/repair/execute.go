@@ -8,6 +8,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -296,7 +297,7 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 		if err := r.save(ctx, l, f, rec); err != nil {
 			return err
 		}
-		progress.Step(ctx, "publishing %d events", w.Of)
+		progress.Step(ctx, "publishing %s", units.Of(w.Of, "event"))
 	}
 	r.window = w
 	published, err := w.Publish(ctx)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
@@ -147,9 +148,9 @@ const codeRemoved = "repair_removed"
 
 // removedFault is the fault of n messages that nobody has any more.
 func (r *repair) removedFault(n uint64) *outbox.Fault {
-	return refuse(codeRemoved, fmt.Sprintf("%d messages of stream %s are not there any more "+
-		"(retention, or somebody removed them): their rows, if the table "+
-		"still has them, look like missing ones", n, r.cfg.Stream),
+	return refuse(codeRemoved, fmt.Sprintf("%s of stream %s %s not there any more (retention, or somebody "+
+		"removed what is missing): rows that the table still has of that look like missing ones",
+		units.Of(n, "message"), r.cfg.Stream, units.Agree(n, "is", "are")),
 		"Give a condition that only rows hold to that may be missing, for example --where \"created_at "+
 			"> '...'\"")
 }

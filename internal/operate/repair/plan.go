@@ -6,6 +6,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
@@ -312,8 +313,9 @@ func (r *repair) checkReused(ctx context.Context, l *backfill.Conns, snap *table
 // idsReused is the fault of n rows whose ids belong to other events.
 func idsReused(l *backfill.Conns, n int, of string) *outbox.Fault {
 	id := l.Layout.ID
-	return refuse("repair_ids", fmt.Sprintf("%d rows of table %s have the %s of another event of %s: by "+
-		"their id nobody can tell whether they are published", n, l.Layout.Mapping.Table, id, of),
+	return refuse("repair_ids", fmt.Sprintf("%s of table %s %s the %s of another event of %s: by "+
+		"that id nobody can tell what is published", units.Of(n, "row"), l.Layout.Mapping.Table,
+		units.Agree(n, "has", "have"), id, of),
 		fmt.Sprintf("Give them an %s that no event had (of an identity column: ALTER TABLE ... ALTER "+
 			"COLUMN ... RESTART WITH a higher one, then UPDATE ... SET ... = DEFAULT), "+
 			"or leave them out with --where, such as rows that were changed after they had been published, "+
@@ -364,7 +366,8 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 			return err
 		}
 	}
-	progress.Step(ctx, "%d rows; reading the headers of stream %s", len(s.outcomes), s.r.cfg.Stream)
+	progress.Step(ctx, "%s; reading the headers of stream %s", units.Of(len(s.outcomes), "row"),
+		s.r.cfg.Stream)
 	if err := s.readStream(ctx, rd, keep); err != nil {
 		return err
 	}
@@ -393,10 +396,10 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 		return s.r.removedFault(n - known)
 	}
 	if s.withoutID > 0 {
-		return refuse("repair_ids", fmt.Sprintf("%d messages of stream %s have no event id: their rows, if "+
+		return refuse("repair_ids", fmt.Sprintf("stream %s has %s without an event id: their rows, if "+
 			"the table still has them, look like missing ones",
-			s.withoutID, s.r.cfg.Stream), "Give a condition that only rows hold to that may be missing, "+
-			"for example --where \"created_at > '...'\"")
+			s.r.cfg.Stream, units.Of(s.withoutID, "message")), "Give a condition that only rows hold to "+
+			"that may be missing, for example --where \"created_at > '...'\"")
 	}
 	return s.findEdges(ctx)
 }

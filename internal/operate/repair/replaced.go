@@ -9,6 +9,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
@@ -165,9 +166,10 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 			s.replaced += uint64(len(lost))
 		case gone == 0 && (!newest || removed == 0): // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
-			return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %d events "+
-				"that are not in stream %s any more, and %d rows that it may have published, or replaced, are "+
-				"in no message: which of them were in one can't be told", gone, s.r.cfg.Stream, len(lost)),
+			return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %s "+
+				"that the stream %s no longer has, and %s that it may have published, or replaced, %s in no "+
+				"message: whether it has can't be told", units.Of(gone, "event"), s.r.cfg.Stream,
+				units.Of(len(lost), "row"), units.Agree(len(lost), "is", "are")),
 				"Leave those rows out with --where. What of them is missing all the same, publish "+
 					"afterwards: outflow repair --accept rows_missing --where ...")
 		default: // they are left out

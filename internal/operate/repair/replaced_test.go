@@ -95,7 +95,7 @@ func TestAKilledRepairKnowsItsRowsNoMore(t *testing.T) {
 	db.Exec("DELETE FROM outbox WHERE doc_id = 'e' AND counter = 1")
 	_, err := run("doc_id = 'e'")
 	f := outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
-	if !strings.Contains(f.Message, "published 2 events") || !strings.Contains(f.Message, "1 rows") {
+	if !strings.Contains(f.Message, "published 2 events") || !strings.Contains(f.Message, "1 row ") {
 		t.Error(f)
 	}
 	report, err := run("doc_id = 'e' AND counter > 2")

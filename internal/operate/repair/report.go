@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	catalogue "github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -86,18 +87,22 @@ func (r *Report) planned(p *plan) {
 		r.compared(s)
 		if s.foreign > 0 {
 			r.Notes = append(r.Notes,
-				fmt.Sprintf("%d messages of the stream are not outflow's and stay where they are", s.foreign))
+				units.Of(s.foreign, "message")+" of the stream "+
+					units.Agree(s.foreign, "is not outflow's and stays where it is",
+						"are not outflow's and stay where they are"))
 		}
 		if s.replaced > 0 {
-			r.Notes = append(r.Notes, fmt.Sprintf("%d events are in no message, and count as in the stream: "+
-				"the repair that did not finish has published them, or found them there, and the stream has "+
-				"replaced or discarded them since", s.replaced))
+			r.Notes = append(r.Notes, fmt.Sprintf("%s %s as in the stream: the repair that did not finish has "+
+				"published or found what the stream has replaced or discarded since",
+				units.Of(s.replaced, "event"),
+				units.Agree(s.replaced, "is in no message, and counts", "are in no message, and count")))
 		}
 		if r.Lost = s.lost; s.lost > 0 {
 			r.Notes = append(r.Notes,
-				fmt.Sprintf("%d events are in the stream, the first at sequence %d, and not in this "+
-					"database: it left the timeline that they are of at %v. They stay, and consumers may "+
-					"have acted on them", s.lost, s.lostFrom, s.left))
+				fmt.Sprintf("%s %s in the stream, the first at sequence %d, and not in this "+
+					"database: it left the timeline of that history at %v. What is in the stream stays, "+
+					"and consumers may have acted on it", units.Of(s.lost, "event"),
+					units.Agree(s.lost, "is", "are"), s.lostFrom, s.left))
 		}
 	}
 }
@@ -165,7 +170,7 @@ func (r *Report) Lines() []string {
 	switch {
 	case r.Fault == "":
 	case r.Repaired && r.Compared:
-		add("done     %d events published. Start `outflow run`", r.Published)
+		add("done     %s published. Start `outflow run`", units.Of(r.Published, "event"))
 	case r.Repaired:
 		add("done     nothing had to be published. Start `outflow run`")
 	case r.Command != "":

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/decoder"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
@@ -174,9 +175,10 @@ func (s *scan) readCandidates(ctx context.Context) error {
 	if none > 0 || double > 0 {
 		return &outbox.Fault{
 			Class: outbox.Fatal, Code: "repair_ids",
-			Message: fmt.Sprintf("table %s: %d rows have no %s, %d have that of another row (e.g. %q): by "+
+			Message: fmt.Sprintf("table %s: %s %s no %s, %d %s that of another row (e.g. %q): by "+
 				"their id nobody can tell whether they are published",
-				s.l.Layout.Mapping.Table, none, name, double, example),
+				s.l.Layout.Mapping.Table, units.Of(none, "row"), units.Agree(none, "has", "have"), name,
+				double, units.Agree(double, "has", "have"), example),
 			Hint: "Leave them out with --where, and decide about them by hand",
 		}
 	}

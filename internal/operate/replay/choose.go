@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -111,8 +112,8 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 	}
 	demand := func(reason string) error {
 		return fatal("replay_unsure", fmt.Sprintf("%s; %s", why, reason),
-			fmt.Sprintf("Decide: --from stream reads the %d events that it still has, --from table what "+
-				"the table has", left.Events))
+			fmt.Sprintf("Decide: --from stream reads the %s that it still has, --from table what "+
+				"the table has", units.Of(left.Events, "event")))
 	}
 	switch {
 	case left.Events > 0 && untold != "":
@@ -127,11 +128,12 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 		return choice{}, err
 	}
 	if rows.Events == left.Events && left.Events > 0 {
-		return choice{FromStream, fmt.Sprintf("%s, but the %d events that it has of the selection are all "+
-			"that the table has", why, left.Events), left}, nil
+		return choice{FromStream, fmt.Sprintf("%s, but what it has of the selection (%s) is all that the "+
+			"table has", why, units.Of(left.Events, "event")), left}, nil
 	}
-	return choice{FromTable, fmt.Sprintf("%s; the table has all %d events of the selection that the stream "+
-		"still has, and %d more", why, left.Events, rows.Events-min(rows.Events, left.Events)), rows}, nil
+	return choice{FromTable, fmt.Sprintf("%s; the table has all %s of the selection that the stream "+
+		"still has, and %d more", why, units.Of(left.Events, "event"),
+		rows.Events-min(rows.Events, left.Events)), rows}, nil
 }
 
 // rangeGone is the error for what neither stream nor table has any more.

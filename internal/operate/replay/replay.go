@@ -15,6 +15,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lazyregexp"
@@ -329,11 +330,11 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 	}
 	progress.Step(ctx, "from %s: %s", c.source, c.why)
 	if r.resume != nil {
-		progress.Step(ctx, "replay %s goes on behind its first %d events", r.o.ID, rep.Before)
+		progress.Step(ctx, "replay %s goes on behind its first %s", r.o.ID, units.Of(rep.Before, "event"))
 	} else if r.pub != nil {
 		progress.Step(ctx,
-			"replay %s: %d events to %s (if it is interrupted, --replay-id %s goes on with it)",
-			r.o.ID, c.sum.Events, r.o.To, r.o.ID)
+			"replay %s: %s to %s (if it is interrupted, --replay-id %s goes on with it)",
+			r.o.ID, units.Of(c.sum.Events, "event"), r.o.To, r.o.ID)
 	}
 	write, finish := r.writer(ctx, rep)
 	var err error

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/args"
@@ -308,7 +309,7 @@ func (t *tableSource) exists(ctx context.Context) (string, error) {
 		}
 		return nil
 	})
-	text := fmt.Sprintf("table %s has %d rows", t.layout.Mapping.Table, n)
+	text := fmt.Sprintf("table %s has %s", t.layout.Mapping.Table, units.Of(n, "row"))
 	if !first.IsZero() {
 		text += fmt.Sprintf(" (%s %s to %s)", t.column, first.Format(time.RFC3339), last.Format(time.RFC3339))
 	}

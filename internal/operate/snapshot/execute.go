@@ -12,6 +12,7 @@ import (
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/conns"
@@ -103,8 +104,8 @@ func (s *snapshot) execute(ctx context.Context, l *backfill.Conns, rd *backfill.
 	lock.Close()
 	if published > 0 {
 		s.rep.First, s.rep.Last = cp.Seq+1, cp.Seq+published
-		progress.Step(ctx, "%d rows: published in %.1f s, sequences %d to %d; reading them back", published,
-			s.rep.Seconds, s.rep.First, s.rep.Last)
+		progress.Step(ctx, "%s: published in %.1f s, sequences %d to %d; reading them back",
+			units.Of(published, "row"), s.rep.Seconds, s.rep.First, s.rep.Last)
 	}
 	last, end := rd.Stream.NewestSeq, cmp.Or(rd.Stream.NewestSeq, cp.Seq)
 	if cp = w.After(); published > 0 {
@@ -167,8 +168,8 @@ func (s *snapshot) reader(
 	if rd.Stream.NewestSeq == 0 {
 		return reader, newest, nil
 	}
-	progress.Step(ctx, "stream %s has %d messages of a snapshot that did not finish: reading their ids",
-		s.cfg.Stream, rd.Stream.Messages)
+	progress.Step(ctx, "stream %s has %s of a snapshot that did not finish: reading their ids",
+		s.cfg.Stream, units.Of(rd.Stream.Messages, "message"))
 	err = reader.LoadKnown(ctx, func(add func(tablesnapshot.IDHash) error) error {
 		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 			newest = m.Stored
@@ -270,8 +271,9 @@ func (s *snapshot) window(
 		return nil, refuse("snapshot_ids",
 			"Give each row an id of its own, or set columns.id to another column, then run `outflow init "+
 				"--snapshot` again",
-			"table %s: %d rows have no %s, %d have that of another row: a snapshot that is cut could not "+
-				"tell which rows are published", s.rep.Table, none, id, double)
+			"table %s: %s %s no %s, %d %s that of another row: a snapshot that is cut could not "+
+				"tell which rows are published", s.rep.Table, units.Of(none, "row"),
+			units.Agree(none, "has", "have"), id, double, units.Agree(double, "has", "have"))
 	}
 	if l.Layout.Mapping.OwnOnly {
 		if err := backfill.CheckOrigin(ctx, snap, "Publish what was written here without a snapshot, by "+
@@ -311,7 +313,8 @@ func (s *snapshot) window(
 	if err := w.CheckFits(ctx); err != nil {
 		return nil, err
 	}
-	progress.Step(ctx, "publishing %d rows in the order (%s): the server sorts them first", of, s.rep.Order)
+	progress.Step(ctx, "publishing %s in the order (%s): the server sorts them first", units.Of(of, "row"),
+		s.rep.Order)
 	return w, nil
 }
 

@@ -3,6 +3,7 @@ package snapshot
 import (
 	"fmt"
 
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -28,8 +29,8 @@ type Report struct {
 
 // String is the report in words.
 func (r *Report) String() string {
-	s := fmt.Sprintf("snapshot finished: %d rows of %s published in stream %s", r.Published, r.Table,
-		r.Stream)
+	s := fmt.Sprintf("snapshot finished: %s of %s published in stream %s", units.Of(r.Published, "row"),
+		r.Table, r.Stream)
 	if r.Published > 0 {
 		s += fmt.Sprintf(" (sequences %d to %d, in the order %s)", r.First, r.Last, r.Order)
 	}
@@ -40,7 +41,7 @@ func (r *Report) String() string {
 		s += fmt.Sprintf(", behind %d that were there from one that did not finish", r.Already)
 	}
 	if r.Erased > 0 {
-		s += fmt.Sprintf(", without %d rows that were erased before and are there again", r.Erased)
+		s += fmt.Sprintf(", without %s erased before and there again", units.Of(r.Erased, "row"))
 	}
 	return s + fmt.Sprintf("; what was committed after %v comes from slot %s. Start `outflow run`", r.At,
 		r.Slot)

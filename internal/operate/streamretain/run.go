@@ -65,15 +65,15 @@ type Report struct {
 
 // Lines is the report in words.
 func (r *Report) Lines() []string {
-	lines := []string{fmt.Sprintf("stream %s has %d messages, %d to %d, %s", r.Stream, r.Messages, r.First,
-		r.Last, units.Size(r.Bytes))}
+	lines := []string{fmt.Sprintf("stream %s has %s, %d to %d, %s", r.Stream,
+		units.Of(r.Messages, "message"), r.First, r.Last, units.Size(r.Bytes))}
 	verb := "would go"
 	if r.Applied {
 		verb = "went"
 	}
 	if r.GoesTo > 0 {
-		lines = append(lines, fmt.Sprintf("%d to %d %s: %d messages, about %s", r.First, r.GoesTo, verb,
-			r.Gone, units.Size(r.GoneBytes)))
+		lines = append(lines, fmt.Sprintf("%d to %d %s: %s, about %s", r.First, r.GoesTo, verb,
+			units.Of(r.Gone, "message"), units.Size(r.GoneBytes)))
 	} else {
 		lines = append(lines, "no message "+verb)
 	}

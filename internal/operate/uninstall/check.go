@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	"github.com/outflowhq/outflow/internal/operate/slotread"
 	"github.com/outflowhq/outflow/internal/relay"
@@ -183,8 +184,9 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 		// what is not confirmed may still be lost with the end of the broker's files, and the WAL is what
 		// brings it back
 		if n := u.unconfirmed(); n > 0 && !u.o.Stream {
-			return refuse("%d messages have been in stream %s for less than sink.durable_after (%v): "+
-				"they are not confirmed", n, u.cfg.Stream, u.cfg.Sink.DurableAfter)
+			return refuse("%s %s been in stream %s for less than sink.durable_after (%v): not confirmed",
+				units.Of(n, "message"), units.Agree(n, "has", "have"), u.cfg.Stream,
+				u.cfg.Sink.DurableAfter)
 		}
 	}
 	if mapping == nil {
@@ -237,8 +239,9 @@ func (u *uninstall) checkPublished(ctx context.Context) error {
 	case err != nil:
 		return err
 	case found.Events > 0:
-		return refuse("%d events in slot %s are not published, the first in the transaction at %v, of %v",
-			found.Events, u.cfg.Slot, found.First.LSN, relay.CommitTime(found.First.Time))
+		return refuse("%s in slot %s %s not published, the first in the transaction at %v, of %v",
+			units.Of(found.Events, "event"), u.cfg.Slot, units.Agree(found.Events, "is", "are"),
+			found.First.LSN, relay.CommitTime(found.First.Time))
 	}
 	return nil
 }
@@ -345,7 +348,7 @@ func (u *uninstall) checkStream(ctx context.Context) error {
 	list := stream.ListConsumers(ctx)
 	for c := range list.Info() {
 		if n := c.NumPending + uint64(c.NumAckPending); n > 0 && c.Config.Durable != "" {
-			behind = append(behind, fmt.Sprintf("%s (%d messages)", c.Name, n))
+			behind = append(behind, fmt.Sprintf("%s (%s)", c.Name, units.Of(n, "message")))
 		}
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
@@ -354,7 +357,8 @@ func (u *uninstall) checkStream(ctx context.Context) error {
 	}
 	if n := len(behind); n > 0 {
 		slices.Sort(behind)
-		u.refuse(codeUnread, readFirst, "%d consumers have not read all of stream %s: %s", n, u.cfg.Stream,
+		u.refuse(codeUnread, readFirst, "%s %s not read all of stream %s: %s",
+			units.Of(n, "consumer"), units.Agree(n, "has", "have"), u.cfg.Stream,
 			strings.Join(behind[:min(n, maxNamed)], ", "))
 	}
 	if u.o.Gone == GonePostgres {
@@ -394,7 +398,8 @@ func (u *uninstall) checkParked(ctx context.Context) error {
 		}
 		if events > 0 {
 			u.refuse(codeUnread, "Release them with `outflow parked retry` or `outflow parked skip`",
-				"%d events of stream %s are parked in schema %s", events, u.cfg.Stream, t[0])
+				"%s of stream %s %s parked in schema %s", units.Of(events, "event"),
+				u.cfg.Stream, units.Agree(events, "is", "are"), t[0])
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/checkpoint"
+	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/operate/parts"
 	"github.com/outflowhq/outflow/internal/operate/sqlapi"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -206,11 +207,11 @@ func (u *uninstall) removeStream(context.Context) (Step, error) {
 	case u.cfg.Cluster.Elsewhere():
 		s.Action, s.Why = Keep, "it is the home's"
 	case u.o.Stream:
-		s.Action, s.Why = Remove, fmt.Sprintf("with %d messages", u.stream.Messages)
+		s.Action, s.Why = Remove, "with "+units.Of(u.stream.Messages, "message")
 		s.do = func(ctx context.Context) error { return u.deleteStream(ctx, u.cfg.Stream) }
 	default:
 		s.Action = Keep
-		s.Why = fmt.Sprintf("it has %d messages; --with-stream removes it", u.stream.Messages)
+		s.Why = "it has " + units.Of(u.stream.Messages, "message") + "; --with-stream removes it"
 	}
 	return s, nil
 }

@@ -79,7 +79,7 @@ func TestASnapshotRefusesWhatItMustNotTouch(t *testing.T) {
 	refused("CREATE TABLE outbox (doc_id text, seq_key text, payload jsonb)", 3, "no id column", "columns.id")
 	f := refused(`CREATE TABLE outbox (id int, doc_id text, seq_key text, payload jsonb);
 		INSERT INTO outbox VALUES (1, 'd', 'a', '{}'), (1, 'd', 'b', '{}'), (NULL, 'd', 'c', '{}')`,
-		3, "1 rows have no id", "1 have that of another row")
+		3, "1 row has no id", "1 has that of another row")
 	harness.Exec(t, f.Conn, "UPDATE outbox SET id = ascii(seq_key)")
 	if r := f.MustSnapshot(); r.Published != 3 {
 		t.Errorf("%+v", r)

@@ -167,7 +167,7 @@ func TestNothingGoesBeforeTheArchiveHasIt(t *testing.T) {
 	first := r.day(10)
 	harness.Must(t, stream.DeleteMsg(t.Context(), uint64(first+4)))
 	archived(t, r.Installation, first+9)
-	refused(t, r.Installation, "1 rows of partition", "no message of the archive has their id")
+	refused(t, r.Installation, "1 row of partition", "no message of the archive has their id")
 	stays("while a message is missing")
 	goes("when that is accepted", "--accept-unpublished", "1")
 
@@ -221,7 +221,7 @@ func TestRowsAreDeletedWhenTheArchiveHasThem(t *testing.T) {
 	harness.Must(t, err)
 	harness.Must(t, stream.DeleteMsg(t.Context(), 4))
 	archived(t, f, 10)
-	refused(t, f, "1 rows of")
+	refused(t, f, "1 row of")
 	if n := rows(); n != 1 {
 		t.Fatalf("%d rows", n)
 	}

@@ -111,7 +111,7 @@ func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
 	said = fmt.Sprint(c.NotReached)
 	if c.Messages != 1 || c.Archived != 1 || !strings.Contains(said, "`sink.dead_letter_subject` (") ||
 		!strings.Contains(said, "run it again with that `subject`") ||
-		!strings.Contains(said, "messages that do not say their document") {
+		!strings.Contains(said, "messages that do not say the document") {
 		t.Errorf("%+v", c)
 	}
 	if found := filesWith(t, dir, secret); len(found) != 1 {

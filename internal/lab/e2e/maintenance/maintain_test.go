@@ -167,7 +167,7 @@ func TestAMaintainThatSleptBeforeTheDropVerifiesAgain(t *testing.T) {
 	harness.Must(t, m.child.Signal(syscall.SIGCONT))
 	harness.Eventually(t, "the row is refused", func() error {
 		r.beat()
-		if !strings.Contains(m.log.String(), "1 rows of partition ") {
+		if !strings.Contains(m.log.String(), "1 row of partition ") {
 			return errors.New(m.log.String())
 		}
 		return nil

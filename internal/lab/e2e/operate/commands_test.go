@@ -44,7 +44,7 @@ func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 	if again, _, _ := o.Run("inspect", "--payload"); again != out {
 		t.Errorf("a second look shows something else:\n%s\n%s", again, out)
 	}
-	if out, _, _ := o.Run("inspect", "--limit", "1"); !strings.Contains(out, "1 commits with events") {
+	if out, _, _ := o.Run("inspect", "--limit", "1"); !strings.Contains(out, "1 commit with events") {
 		t.Errorf("--limit 1:\n%s", out)
 	}
 

@@ -100,7 +100,7 @@ func TestSuggestedCommandsRunAsTheyArePrinted(t *testing.T) {
 	if health := sh(0, "outflow status"+options); suggested(health, "outflow repair") != repair {
 		t.Errorf("status suggests another one than %s:\n%s", repair, health)
 	}
-	f.MustContain(accept, sh(0, accept), "1 events published", "Start `outflow run --config ")
+	f.MustContain(accept, sh(0, accept), "1 event published", "Start `outflow run --config ")
 	f.MustContain("outflow repair", sh(0, repair), "nothing to repair")
 	harness.AwaitMessages(t, f.JS, f.Stream, 1)
 }

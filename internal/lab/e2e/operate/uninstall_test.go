@@ -66,7 +66,7 @@ func TestUninstallRemovesWhatInitHasMade(t *testing.T) {
 
 	out := f.MustRun("uninstall", "--with-stream", "--sql-api")
 	f.MustContain("outflow uninstall", out, "slot "+f.Slot+": would be removed",
-		"publication "+f.Slot+": would be removed", "stream "+f.Stream+": would be removed (with 1 messages)",
+		"publication "+f.Slot+": would be removed", "stream "+f.Stream+": would be removed (with 1 message)",
 		"function outflow.enqueue: would be removed", "table public.outbox: stays",
 		"To do it: `outflow uninstall --with-stream --sql-api --yes")
 	if now := footprint(t, f); !slices.Equal(now, installed) {
@@ -209,7 +209,7 @@ func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
 			t.Errorf("refused, and changed all the same: %v, %v", installed, now)
 		}
 	}
-	refused("uninstall_unpublished", nil, "1 events in slot "+f.Slot+" are not published", "outflow drain",
+	refused("uninstall_unpublished", nil, "1 event in slot "+f.Slot+" is not published", "outflow drain",
 		"--accept uninstall_unpublished")
 	f.MustFail(2, []string{"uninstall", "--accept", "slot_held"}, "uninstall_unpublished")
 	f.Drain()
@@ -227,7 +227,7 @@ func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
 	_, err = js.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "search"})
 	harness.Must(t, err)
 	stream := []string{"--with-stream"}
-	refused("uninstall_unread", stream, "1 consumers have not read all", "search (1 messages)")
+	refused("uninstall_unread", stream, "1 consumer has not read all", "search (1 message)")
 	harness.Must(t, js.DeleteConsumer(t.Context(), "search"))
 
 	harness.Exec(t, f.Conn, `CREATE TABLE outflow_consumer (name text, stream text)`)
@@ -236,7 +236,7 @@ func TestUninstallRefusesWhatNobodyHasRead(t *testing.T) {
 		f.Stream)
 	harness.Exec(t, f.Conn, `INSERT INTO outflow_parked VALUES ('billing'), ('other')`)
 	installed = footprint(t, f)
-	refused("uninstall_unread", stream, "1 events of stream "+f.Stream+" are parked", "outflow parked retry")
+	refused("uninstall_unread", stream, "1 event of stream "+f.Stream+" is parked", "outflow parked retry")
 	harness.Exec(t, f.Conn, `DELETE FROM outflow_parked`)
 
 	harness.EditRecord(t, f, func(record map[string]any) { record["system_id"] = "1" })
@@ -314,7 +314,7 @@ func TestUninstallRemovesWhatOneSideHasWhenTheOtherIsGone(t *testing.T) {
 		"--gone nats --accept uninstall_unknown --yes",
 	)
 	harness.Insert(t, f.Conn, "doc", 1, "{}")
-	f.MustFail(3, append(args, "--yes"), "uninstall_unpublished", "1 events")
+	f.MustFail(3, append(args, "--yes"), "uninstall_unpublished", "1 event in slot")
 	f.MustContain(
 		"outflow uninstall",
 		f.MustRun(append(args, "--accept", "uninstall_unpublished", "--yes")...),

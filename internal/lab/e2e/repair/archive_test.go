@@ -64,7 +64,7 @@ func TestARepairReadsWhatIsArchived(t *testing.T) {
 	f.DropSlot(t)
 	harness.Insert(t, f.Conn, "doc", n+1, "{}")
 	harness.Must(t, s.DeleteMsg(t.Context(), 15))
-	if _, stderr, code := f.Repair(); code != 3 || !strings.Contains(stderr, "1 messages of stream") ||
+	if _, stderr, code := f.Repair(); code != 3 || !strings.Contains(stderr, "1 message of stream") ||
 		!strings.Contains(stderr, "repair_removed") {
 		t.Errorf("a message was removed from within: exit code %d, %s", code, stderr)
 	}
