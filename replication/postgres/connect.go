@@ -272,6 +272,18 @@ func CommandPrefix(slot string) string {
 	return Name + slot[:min(len(slot), maxName-len(Name)-1)] + ":"
 }
 
+// WaitsPrefix is what it begins with while outflow run publishes nothing: behind it is the code of what it
+// waits at.
+func WaitsPrefix(slot string) string { return CommandPrefix(slot) + "waits/" }
+
+// WaitsName says that outflow run waits at what a code is of; "" where there is no room for the code.
+func WaitsName(slot, code string) string {
+	if name := WaitsPrefix(slot) + code; len(name) <= maxName {
+		return name
+	}
+	return ""
+}
+
 // maxName is how much of application_name the server keeps, in bytes.
 const maxName = 63
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -85,6 +86,7 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 	defer closeWriter()
 	watcher := watch.New(watch.Config{Config: cfg, Logger: log, Seen: p.Watched,
 		Standby:    func() bool { return p.Status().State == pipeline.StateStandby },
+		Waits:      func(held bool) string { return waitsAt(p.Status(), held) },
 		Partitions: partition.Watched(cfg)})
 	own.MustRegister(metrics.State(known, p.Status, watcher.Reading))
 	defer runBeside(ctx, watcher.Run)()
@@ -125,6 +127,20 @@ func (a *App) publish(ctx context.Context, cfg config.Config) (err error) {
 		a.saveEnd(cfg, log, f, since, false) // it waits no longer
 	}
 	return err
+}
+
+// waitsAt is the code of what keeps a process from publishing, "" if nothing does; held: somebody has the
+// slot, and if that is another process, that one publishes.
+func waitsAt(s pipeline.Status, held bool) string {
+	switch s.State {
+	case pipeline.StateAway:
+		return cmp.Or(s.Code, sink.CodeConnect)
+	case pipeline.StateWaiting, pipeline.StateConnecting:
+		if !held {
+			return s.Code
+		}
+	}
+	return ""
 }
 
 // hosts are the names by which pages at an address may be requested.

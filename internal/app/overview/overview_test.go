@@ -106,6 +106,15 @@ func TestTheVerdictSaysWhatIsWrongAndWhatIsAtRisk(t *testing.T) {
 		"nobody reads a consumer": {func(_ *pipeline.Status, r *watch.Reading) {
 			r.Consumers = []watch.Consumer{{Name: "a", Pending: 3}}
 		}, Good, "", "Nothing is lost", "", "good good good good good warning"},
+		"the stream is nearly full, and refuses then": {func(_ *pipeline.Status, r *watch.Reading) {
+			r.Stream.Bytes, r.Stream.MaxBytes, r.Stream.Refuses = 95, 100, true
+		}, Warning, "", "Nothing is lost", "", "good good good good warning idle"},
+		"the stream is nearly full, and removes its oldest messages": {
+			func(_ *pipeline.Status, r *watch.Reading) { r.Stream.Bytes, r.Stream.MaxBytes = 95, 100 },
+			Good, "", "Nothing is lost", "", "good good good good good idle"},
+		"the account is nearly full": {func(_ *pipeline.Status, r *watch.Reading) {
+			r.NATS.Storage, r.NATS.StorageLimit = 95, 100
+		}, Warning, "", "Nothing is lost", "", "good good good good warning idle"},
 		"nothing was read yet": {func(s *pipeline.Status, r *watch.Reading) {
 			*s, *r = pipeline.Status{State: pipeline.StateConnecting}, watch.Reading{}
 		}, Unknown, "", "not known", "Nothing is lost", "unknown unknown idle idle unknown unknown"},
@@ -160,6 +169,12 @@ func TestTheVerdictOfAStart(t *testing.T) {
 	rep.OfHealth(nil, false, &pipeline.Fault{Code: "too_large", Message: "m", Since: now}, nil)
 	if v := rep.Verdict; v.Level != Bad || v.Code != "too_large" || v.Since != now || v.Do == "" {
 		t.Errorf("one holds a fault: %+v", v)
+	}
+	rep.Slot.WaitsAt = "no_storage"
+	rep.OfHealth(nil, true, nil, nil)
+	if v := rep.Verdict; v.Level != Bad || v.Code != "no_storage" || v.State != "Not publishing" ||
+		strings.Contains(v.Effect, "if publishing stopped") {
+		t.Errorf("one waits at a full disk: %+v", v)
 	}
 	rep.OfHealth(&outbox.Fault{Code: "nats_connect", Message: "m", Hint: "Do it. `x` follows",
 		Err: errors.New("refused")}, true, nil, nil)

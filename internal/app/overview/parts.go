@@ -221,10 +221,8 @@ func (r *Report) stream() Part {
 		p.limited("JetStream", units.Size(n.Storage), units.Size(n.StorageLimit), float64(n.Storage),
 			float64(n.StorageLimit))
 	}
-	for _, f := range p.Figures {
-		if f.Share > 0.9 && p.Level == Good {
-			p.Level, p.Word = Warning, "nearly full"
-		}
+	if r.filling() != "" && p.Level == Good {
+		p.Level, p.Word = Warning, "nearly full"
 	}
 	p.add("round trip", units.Latency(n.RoundTrip))
 	server := n.Server
@@ -234,6 +232,23 @@ func (r *Report) stream() Part {
 	p.add("server", strings.TrimSpace(server+" "+n.Version))
 	return p
 }
+
+// filling says what is nearly full and refuses messages when it is; "" if nothing is.
+func (r *Report) filling() string {
+	s, n := &r.Stream, &r.NATS
+	nearly := func(used, limit uint64) bool { return limit > 0 && float64(used) > nearlyFull*float64(limit) }
+	switch {
+	case s.Refuses && nearly(s.Bytes, s.MaxBytes):
+		return fmt.Sprintf("stream %s has %s of max_bytes = %s", s.Name, units.Size(s.Bytes),
+			units.Size(s.MaxBytes))
+	case nearly(n.Storage, n.StorageLimit):
+		return fmt.Sprintf("the account's JetStream storage is used up to %s of %s", units.Size(n.Storage),
+			units.Size(n.StorageLimit))
+	}
+	return ""
+}
+
+const nearlyFull = 0.9
 
 // serverID is how long the name of a NATS server is that was given none.
 const serverID = 56

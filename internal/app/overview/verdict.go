@@ -157,6 +157,12 @@ func (r *Report) beside(v Verdict) Verdict {
 	if v.Do != nothingToDo {
 		return v
 	}
+	if full := r.filling(); full != "" {
+		v.Level = Warning
+		v.Cause = "NATS soon refuses what is published: " + full
+		v.Do = "Make room, or raise the limit: `outflow doctor` says how"
+		return v
+	}
 	var names []string
 	for _, p := range r.Retention() {
 		if p.Level == Bad || p.Level == Warning {
@@ -248,7 +254,9 @@ func (r *Report) timeLeft() string {
 // it waits at, and ended what the last one has ended with; nil: none does, or has. A start does not see which
 // row it will not be able to publish, so only ended tells that.
 func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault, ended *checkpoint.End) {
-	v := Verdict{Level: Good, State: "Running", Do: nothingToDo, Effect: r.kept(fault == nil && active)}
+	waits := r.Slot.WaitsAt
+	v := Verdict{Level: Good, State: "Running", Do: nothingToDo,
+		Effect: r.kept(fault == nil && active && waits == "")}
 	switch {
 	case fault != nil:
 		v.Level, v.State, v.Cause, v.Do = Bad, "Not publishing", fault.Error(), "Read the cause"
@@ -257,6 +265,9 @@ func (r *Report) OfHealth(fault error, active bool, held *pipeline.Fault, ended 
 			bare.Hint = ""
 			v.find(f.Code, bare.Error(), f.Hint)
 		}
+	case waits != "" && held == nil: // what can be read of NATS is well where it refuses what is written
+		v.Level, v.State = Bad, "Not publishing"
+		v.find(waits, "outflow run says that it waits at "+waits+"; its log and page have the error", "")
 	case active:
 	case held != nil:
 		v = v.stoppedAt(held)

@@ -140,7 +140,8 @@ func (n *natsSide) account(ctx context.Context) (*NATS, error) {
 func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
 	name := n.w.cfg.Stream
 	answer, err := jsapi.Stream[struct {
-		MaxBytes int64 `json:"max_bytes"`
+		MaxBytes int64  `json:"max_bytes"`
+		Discard  string `json:"discard"`
 	}](ctx, n.conn.API(), name)
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", name, err)
@@ -151,7 +152,8 @@ func (n *natsSide) stream(ctx context.Context) (*Stream, error) {
 	st := &answer.State
 	s := &Stream{
 		Exists: true, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: uint64(max(answer.Config.MaxBytes, 0)), FirstSeq: st.First, LastSeq: st.Last,
+		MaxBytes: uint64(max(answer.Config.MaxBytes, 0)), Refuses: answer.Config.Discard == "new",
+		FirstSeq: st.First, LastSeq: st.Last,
 	}
 	if answer.Cluster != nil {
 		s.Leader, s.Replicas = answer.Cluster.Leader, answer.Cluster.Replicas

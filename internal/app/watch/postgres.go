@@ -23,7 +23,8 @@ type postgresSide struct {
 	conn *pgx.Conn // nil: none is open
 	rate walRate
 
-	reading int // how many this connection has had
+	reading int    // how many this connection has had
+	said    string // what its name says that this process waits at
 }
 
 func (p *postgresSide) read(ctx context.Context) error {
@@ -37,7 +38,7 @@ func (p *postgresSide) read(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.conn, p.reading = conn, 0
+		p.conn, p.reading, p.said = conn, 0, ""
 	}
 	asked := time.Now()
 	var standby bool
@@ -58,6 +59,13 @@ func (p *postgresSide) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := p.say(ctx, slot.Active); err != nil {
+		return err
+	}
+	waitsAt, err := WaitsAt(ctx, p.conn, p.w.cfg.Slot)
+	if err != nil {
+		return err
+	}
 	instances, err := p.instances(ctx)
 	if err != nil {
 		return err
@@ -73,6 +81,7 @@ func (p *postgresSide) read(ctx context.Context) error {
 		r.Postgres = Postgres{Host: p.host(), Version: version, Standby: standby, RoundTrip: roundTrip,
 			WALEnd: end, WALRate: p.rate.perSecond(), Certificates: p.certificates()}
 		r.Slot, r.Instances, r.Subscribers = slotOf(&slot, end), instances, subscribers
+		r.Slot.WaitsAt = waitsAt
 		r.Postgres.fresh(now)
 		r.Slot.fresh(now)
 	})
@@ -116,13 +125,51 @@ func (p *postgresSide) partitions(ctx context.Context) {
 	})
 }
 
+// say tells by this connection's name at what this process waits. The name ends with the process.
+func (p *postgresSide) say(ctx context.Context, held bool) error {
+	if p.w.cfg.Waits == nil {
+		return nil
+	}
+	code := p.w.cfg.Waits(held)
+	if code == p.said {
+		return nil
+	}
+	name := p.name()
+	if waits := postgres.WaitsName(p.w.cfg.Slot, code); code != "" && waits != "" {
+		name = waits
+	}
+	if _, err := p.conn.Exec(ctx, "SELECT pg_catalog.set_config('application_name', $1, false)",
+		name); err != nil {
+		return fmt.Errorf("name the connection: %w", err)
+	}
+	p.said = code
+	return nil
+}
+
+// name is the connection's name while there is nothing to say.
+func (p *postgresSide) name() string { return p.conn.Config().RuntimeParams["application_name"] }
+
+// WaitsAt reads at which code an outflow run waits for a slot, as it says itself; "": none says so, or the
+// role may not see it.
+func WaitsAt(ctx context.Context, q catalog.Querier, slot string) (code string, err error) {
+	err = q.QueryRow(ctx, `SELECT coalesce(max(substr(application_name, length($1::text) + 1)), '')
+		FROM pg_catalog.pg_stat_activity
+		WHERE datname = current_database() AND starts_with(application_name, $1)`,
+		postgres.WaitsPrefix(slot)).Scan(&code)
+	if err != nil {
+		return "", fmt.Errorf("read what outflow run waits at: %w", err)
+	}
+	return code, nil
+}
+
 // instances reads who is connected for this slot for longer than most commands run.
 func (p *postgresSide) instances(ctx context.Context) ([]Instance, error) {
 	rows, err := p.conn.Query(ctx, `SELECT trim(application_name || ' ' || coalesce(host(client_addr), '')),
-			min(backend_start), bool_or(pid = pg_backend_pid())
+			min(backend_start),
+			bool_or(application_name = $2 AND client_addr IS NOT DISTINCT FROM inet_client_addr())
 		FROM pg_stat_activity
 		WHERE starts_with(application_name, $1) AND backend_start < now() - interval '10 seconds'
-		GROUP BY 1 ORDER BY 1 LIMIT 16`, postgres.NamePrefix(p.w.cfg.Slot))
+		GROUP BY 1 ORDER BY 1 LIMIT 16`, postgres.NamePrefix(p.w.cfg.Slot), p.name())
 	if err != nil {
 		return nil, fmt.Errorf("read who is connected: %w", err)
 	}

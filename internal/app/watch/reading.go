@@ -67,6 +67,8 @@ type Slot struct {
 	// Bytes of WAL until the slot is in danger; nil: max_slot_wal_keep_size sets no limit.
 	Safe         *int64 `json:"safe_wal_bytes,omitempty"`
 	Invalidation string `json:"invalidation,omitempty"`
+	// the code at which an outflow run waits instead of publishing, as it tells PostgreSQL; "": none says so
+	WaitsAt string `json:"waits_at,omitempty"`
 }
 
 // Instance is a process of outflow for this slot that is connected to PostgreSQL. Those of one host are one.
@@ -101,10 +103,12 @@ type NATS struct {
 // Stream is the stream that is published to.
 type Stream struct {
 	Read
-	Exists   bool      `json:"exists"`
-	Messages uint64    `json:"messages"`
-	Bytes    uint64    `json:"bytes"`
-	MaxBytes uint64    `json:"max_bytes"` // 0: no limit
+	Exists   bool   `json:"exists"`
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"`
+	MaxBytes uint64 `json:"max_bytes"` // 0: no limit
+	// it refuses messages when it is full; else it removes its oldest ones then
+	Refuses  bool      `json:"refuses_when_full,omitempty"`
 	FirstSeq uint64    `json:"first_sequence"`
 	LastSeq  uint64    `json:"last_sequence"`
 	LastTime time.Time `json:"last_time,omitzero"` // when the newest message was stored, by NATS's clock

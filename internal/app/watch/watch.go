@@ -30,6 +30,10 @@ type Config struct {
 	Standby func() bool
 	// Partitions reads the outbox's partitions; nil: it has none.
 	Partitions func(context.Context, catalog.Querier) (Partitions, error)
+	// Waits says at which code this process waits instead of publishing, "" if it does not; held: somebody
+	// has the slot. status and doctor read it in PostgreSQL, also while NATS takes nothing. nil: nothing is
+	// said.
+	Waits func(held bool) string
 	// Seen is told the end of WAL and the slot each time that they were read; nil: nobody is.
 	Seen func(end outbox.LSN, slot relay.SlotState, read time.Time)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,13 +30,17 @@ func TestMain(m *testing.M) {
 }
 
 // watcher runs one until the test ends.
-func watcher(t *testing.T, pgURL, slot, natsURL, user string) *Watcher {
+func watcher(t *testing.T, pgURL, slot, natsURL, user string, waits ...func(bool) string) *Watcher {
 	t.Helper()
 	cfg := config.Config{Postgres: config.Postgres{URL: pgURL}, Slot: slot, Stream: "OUTBOX",
 		Subject: outbox.DefaultSubject,
 		NATS:    config.NATS{URL: natsURL, User: user, Password: map[bool]string{true: "pass"}[user != ""]}}
 	cfg.Sink.MaxPayload = 1 << 20
-	w := New(Config{Config: cfg})
+	watched := Config{Config: cfg}
+	if len(waits) > 0 {
+		watched.Waits = waits[0]
+	}
+	w := New(watched)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() {
@@ -135,6 +141,34 @@ func TestASideThatHangsDoesNotDelayTheOther(t *testing.T) {
 
 // A list comes in pages: a consumer that is made meanwhile moves another one onto the next page as well. Two
 // series of one consumer would be an error instead of all metrics.
+// While NATS takes nothing, PostgreSQL is where others can read at what a process waits: until it does not
+// any more, or has ended. It stays one of the instances.
+func TestWhatAProcessWaitsAtIsReadByOthers(t *testing.T) {
+	t.Parallel()
+	d := outboxdb.New(t, pgtest.Server(t))
+	ns := natstest.Server(t)
+	var code atomic.Value
+	code.Store("no_storage")
+	run := watcher(t, d.URL, d.Slot, ns.URL(), "", func(held bool) string {
+		if held {
+			t.Error("nobody has the slot")
+		}
+		return code.Load().(string)
+	})
+	other := watcher(t, d.URL, d.Slot, ns.URL(), "")
+	waits := func(want string) func(Reading) bool {
+		return func(r Reading) bool { return !r.Slot.At.IsZero() && r.Slot.WaitsAt == want }
+	}
+	other.eventually(t, "it waits", waits("no_storage"))
+	run.eventually(t, "it knows", waits("no_storage"))
+	code.Store(strings.Repeat("x", 63))
+	other.eventually(t, "there is no room for that code", waits(""))
+	code.Store("account_full")
+	other.eventually(t, "it waits at something else", waits("account_full"))
+	code.Store("")
+	other.eventually(t, "it goes on", waits(""))
+}
+
 func TestAConsumerOnTwoPagesIsOne(t *testing.T) {
 	t.Parallel()
 	var all []Consumer

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/replication/catalog"
 )
 
@@ -38,6 +39,9 @@ func (r *pgReader) readSlots(ctx context.Context) {
 				return err
 			}
 			r.f.Readings.Slot, err = catalog.ReadSlot(ctx, tx, r.f.Config.Slot)
+			if err == nil {
+				r.f.WaitsAt, err = watch.WaitsAt(ctx, tx, r.f.Config.Slot)
+			}
 			return err
 		})
 	})

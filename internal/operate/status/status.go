@@ -282,6 +282,8 @@ func report(cfg config.Config, read watch.Reading, s *start) *Report {
 		rep.Health, rep.Problem = "not known", problem.Error()
 	case problem != nil:
 		rep.Health, rep.Problem = "waiting", problem.Error()
+	case rep.Slot.WaitsAt != "" && held == nil:
+		rep.Health, rep.Problem = rep.Slot.WaitsAt, rep.Verdict.Cause
 	case active:
 	case held != nil:
 		rep.Health, rep.Problem = held.Code, held.Message

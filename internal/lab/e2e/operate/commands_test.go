@@ -15,6 +15,31 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 )
 
+// What can be read of NATS is well while it refuses what is written to it: the process that is refused says
+// so to PostgreSQL, and status and doctor read it there.
+func TestStatusSaysWhatNATSRefuses(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Server(t)
+	f := harness.NewInstallation(t, pgtest.Server(t), ns.URL(), "refused", "REORDER_HORIZON=0s")
+	f.Init()
+	f.Start()
+	harness.Insert(t, f.Conn, "doc", 1, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	f.AwaitHealth("ok")
+	limitStorage(t, ns, 1)
+	harness.Insert(t, f.Conn, "doc", 2, "{}")
+	f.AwaitHealth("account_full")
+	f.MustContain("outflow status", f.MustRun("status"), "The NATS account is at its JetStream limit",
+		"outflow explain account_full")
+	if out, _, code := f.Run("doctor", "--only", "slot.active"); code != 4 ||
+		!strings.Contains(out, "[account_full]") {
+		t.Errorf("outflow doctor: exit code %d\n%s", code, out)
+	}
+	limitStorage(t, ns, -1)
+	harness.AwaitMessages(t, f.JS, f.Stream, 2)
+	f.AwaitHealth("ok")
+}
+
 func TestStatusAndInspectShowWhatIsThere(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
