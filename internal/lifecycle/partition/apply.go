@@ -46,6 +46,12 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 		m.o.Step(step)
 	}
 	s, err := m.look(ctx)
+	if err == nil && !m.hasLedger {
+		if err = m.takeUp(ctx); err != nil {
+			return nil, err
+		}
+		s, err = m.look(ctx) // to make it was to write WAL
+	}
 	if err != nil { // that nothing may go is no reason why rows of now should find no partition
 		err = errors.Join(err, m.ahead(ctx, did))
 		return steps, err
@@ -150,6 +156,9 @@ func (m *Manager) ahead(ctx context.Context, did func(Step)) (err error) {
 // as long as ranges are missing, the default partition gets rows of more and more of them.
 func (m *Manager) createAll(ctx context.Context, s *situation, did func(Step)) error {
 	missing, err := m.missing(s)
+	if err == nil && len(missing) > 0 {
+		err = m.takeUp(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -194,13 +203,14 @@ func worst(all []error) error {
 	return nil
 }
 
-// begin takes the advisory lock and makes the table of states what it has to be.
+// begin takes the advisory lock and makes the table of states what it has to be, if there is one. It is made
+// with what is first noted: a run that is refused leaves none behind, which would be its role's.
 func (m *Manager) begin(ctx context.Context) error {
 	m.began = time.Now()
 	if err := m.alone(ctx); err != nil {
 		return err
 	}
-	if _, err := m.readLedger(ctx); err != nil {
+	if _, err := m.readLedger(ctx); err != nil || !m.hasLedger && len(m.stale) == 0 {
 		return err
 	}
 	return m.takeUp(ctx)

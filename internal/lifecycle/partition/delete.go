@@ -71,6 +71,11 @@ func (m *Manager) Delete(ctx context.Context) (steps []Step, err error) {
 	}
 	defer m.end(ctx)
 	t, err := m.lookPlain(ctx)
+	if err == nil && !m.hasLedger {
+		if err = m.takeUp(ctx); err == nil { // which writes WAL
+			t, err = m.lookPlain(ctx)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

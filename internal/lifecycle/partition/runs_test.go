@@ -147,7 +147,7 @@ func TestARunLooksAgainOnlyAfterItDidSomething(t *testing.T) {
 			t.Errorf("%s: it looked %d times, not %d: %v", what, looks, want, steps)
 		}
 	}
-	run("it made partitions, and detached one", 3)
+	run("it made the table of states, and partitions, and detached one", 4)
 	run("nothing to do", 1)
 	w.confirm(w.Slot)
 	run("every slot has confirmed it, and it was dropped under its lock", 3)

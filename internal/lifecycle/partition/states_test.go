@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -54,6 +55,30 @@ func TestTheTableOfStatesOfSomebodyElseIsNotBelieved(t *testing.T) {
 	w.Exec("ALTER TABLE outflow_partitions OWNER TO " + role)
 	_, err := w.try()
 	wantFault(t, err, outbox.Fatal, "foreign_owner")
+}
+
+// TestARunThatIsRefusedLeavesNoTableOfStates, which would be in the way when the outbox has another owner.
+func TestARunThatIsRefusedLeavesNoTableOfStates(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	made := func() bool {
+		return w.Text("SELECT (to_regclass('outflow_partitions') IS NOT NULL)::text") == "true"
+	}
+	_, err := w.try() // it is not partitioned
+	wantFault(t, err, outbox.Fatal, codeKey)
+	away := &outbox.Fault{Class: outbox.Gap, Code: "server_behind", Message: "m"}
+	outside := w.o.Outside
+	w.o.Outside = func(context.Context) (Outside, error) { return Outside{}, away }
+	_, err = w.manager().Delete(outboxdb.Within(t))
+	wantFault(t, err, outbox.Gap, "server_behind")
+	if made() {
+		t.Error("a run that was refused has made the table of states")
+	}
+	w.o.Outside = outside
+	w.mustRemove()
+	if !made() {
+		t.Error("nothing was noted")
+	}
 }
 
 // TestATableOfStatesThatIsMadeMeanwhileIsTheOwnersOrRefused: between the look for one and its making another
