@@ -18,8 +18,8 @@ var commands = []Finding{
 			"does](operations.md#what-a-repair-does)."},
 	{Code: "archive_damaged", Severity: Error, Classes: gap,
 		Title: "An object of the archive is lost, or is not what was written",
-		Hint: "Bring the object back from a copy or an older version of it. While a manifest is lost or " +
-			"damaged, nothing is archived.",
+		Hint: "Bring the object back from a copy or an older version of it, and run `outflow archive " +
+			"verify`.",
 		Runbook: "[What to do](archive.md#an-object-is-lost-or-damaged)."},
 	{Code: "archive_differs", Severity: Error, Classes: gap,
 		Title: "The stream has other messages than the archive under the same sequences",
@@ -45,6 +45,11 @@ var commands = []Finding{
 			"or give it the right. `list`, `verify`, `replay` and `restore` only read; the others need a " +
 			"folder that can be written. Of a bucket, give the credentials the rights.",
 		Runbook: "[The rights in a bucket](archive.md#in-a-bucket)."},
+	{Code: "archive_full", Severity: Error, Classes: transient,
+		Title: "There is no room left for the archive",
+		Hint: "Make room on the file system of the folder that archive.url names, or move the archive to a " +
+			"larger one and set archive.url to it. Until then nothing is archived, and nothing that is not " +
+			"archived leaves table or stream."},
 	{Code: "rows_columns", Severity: Error, Classes: fatal,
 		Title: "Archived messages do not carry what the rows of the table need",
 		Hint: "Give the columns a default until the rows are back, and subject, headers and columns as " +

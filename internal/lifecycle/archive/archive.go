@@ -247,9 +247,17 @@ func (a *Archive) behind(ctx context.Context) (all []object, err error) {
 	return all, err
 }
 
+// damaged is the fault of a segment's object, or of a manifest, which more depends on.
 func (a *Archive) damaged(name string, err error) error {
+	hint := "Bring the segment's object back from a copy or an older version of it, and run `outflow " +
+		"archive verify`. What lies before and behind it can be read without it: `outflow archive restore` and " +
+		"`rows` have --from, `rows` also --to"
+	if strings.HasSuffix(name, ".json") {
+		hint = "Bring the manifest back from a copy or an older version of it, and run `outflow archive " +
+			"verify`. Until then nothing is archived"
+	}
 	return &outbox.Fault{Class: outbox.Gap, Code: CodeDamaged,
-		Message: fmt.Sprintf("archive: %s: %v", name, err)}
+		Message: fmt.Sprintf("archive: %s: %v", name, err), Hint: hint}
 }
 
 // Agrees compares the archive's last message with the stream's, if that still has it.

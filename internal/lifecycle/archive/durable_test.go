@@ -136,7 +136,7 @@ func (l listed) List(ctx context.Context, folder, after string) ([]string, error
 	return l.Store.List(ctx, folder, after)
 }
 
-// TestAMissingRightHasACode, by which `outflow explain` says whose files these are.
+// TestAMissingRightHasACode, by which `outflow explain` says whose files these are, and so has a full disk.
 func TestAMissingRightHasACode(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []error{syscall.EACCES, syscall.EROFS, syscall.ENOSPC} {
@@ -146,10 +146,41 @@ func TestAMissingRightHasACode(t *testing.T) {
 		must.Succeed(t, err)
 		err = store.Create(t.Context(), "v1/object", []byte("x"))
 		f := outbox.FaultOf(err)
-		denied := f != nil && f.Code == "archive_denied"
-		if want := !errors.Is(cause, syscall.ENOSPC); denied != want || !errors.Is(err, cause) {
+		want := "archive_denied"
+		if errors.Is(cause, syscall.ENOSPC) {
+			want = "archive_full"
+		}
+		if f == nil || f.Code != want || !errors.Is(err, cause) {
 			t.Errorf("%v: %v", cause, err)
 		}
 		must.Succeed(t, store.Close())
+	}
+}
+
+// TestAFileSystemWithoutHardLinksIsNamed: vfat and exFAT refuse a link as if a right were missing.
+func TestAFileSystemWithoutHardLinksIsNamed(t *testing.T) {
+	t.Parallel()
+	for cause, code := range map[error]string{syscall.EPERM: "archive_url", syscall.EOPNOTSUPP: "archive_url",
+		syscall.EACCES: "archive_denied"} {
+		link := &os.LinkError{Op: "linkat", Old: ".new-X", New: "v1/object", Err: cause}
+		if fault := outbox.FaultOf(denied(linked(link))); fault == nil || fault.Code != code {
+			t.Errorf("%v: %+v", cause, fault)
+		}
+	}
+	if err := linked(&os.LinkError{Op: "linkat", Err: syscall.EEXIST}); !errors.Is(err, ErrExists) {
+		t.Error(err)
+	}
+}
+
+// TestTheHintSaysWhichKindOfObjectIsDamaged: without a manifest nothing is archived, without a segment it is.
+func TestTheHintSaysWhichKindOfObjectIsDamaged(t *testing.T) {
+	t.Parallel()
+	a := &Archive{folder: "v1/OUTBOX-20260301T100000.123456789Z/"}
+	for name, of := range map[string]string{a.manifestName(1): "the manifest back",
+		a.ObjectName(&Manifest{First: 1, Last: 2}): "the segment's object back"} {
+		fault := outbox.FaultOf(a.damaged(name, errors.New("it is lost")))
+		if !strings.Contains(fault.Hint, of) || !strings.Contains(fault.Message, name) {
+			t.Errorf("%s: %s. %s", name, fault.Message, fault.Hint)
+		}
 	}
 }

@@ -146,8 +146,14 @@ func (f *folder) failed(err error) error {
 	return denied(fmt.Errorf("archive in %s: %w", f.root.Name(), err))
 }
 
-// denied is the fault of an error that does not end by itself: somebody has to give a right.
+// denied is the fault of an error that does not end by itself: somebody has to give a right, or room.
 func denied(err error) error {
+	if outbox.FaultOf(err) != nil {
+		return err
+	}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return &outbox.Fault{Code: "archive_full", Message: "there is no room left for the archive", Err: err}
+	}
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) {
 		return err
 	}
@@ -176,12 +182,22 @@ func (f *folder) Create(ctx context.Context, name string, data []byte) (err erro
 		return f.failed(err)
 	}
 	return f.write(dir, data, func(temp string) error {
-		err := f.root.Link(temp, name)
-		if errors.Is(err, fs.ErrExist) {
-			err = ErrExists
-		}
-		return errors.Join(err, f.root.Remove(temp))
+		return errors.Join(linked(f.root.Link(temp, name)), f.root.Remove(temp))
 	})
+}
+
+// linked says what it means that a link could not be made, in a folder where a file just was.
+func linked(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return ErrExists
+	case errors.Is(err, syscall.EPERM), errors.Is(err, errors.ErrUnsupported):
+		return &outbox.Fault{Class: outbox.Usage, Code: "archive_url", Err: err,
+			Message: "the file system of archive.url has no hard links, by which a file gets its name",
+			Hint: "Set archive.url to a folder of a file system that has them, such as ext4, XFS, ZFS or " +
+				"NFS, or to a bucket"}
+	}
+	return err
 }
 
 // Replace writes a hidden file and gives it the name. In place of a link it would leave what that leads to.

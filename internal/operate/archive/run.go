@@ -132,7 +132,10 @@ func (c *command) run(ctx context.Context, store archive.Store, conn *sink.Conn,
 	}
 	switch {
 	case !st.Exists:
-		return unready("stream %s does not exist", c.cfg.Stream)
+		return &outbox.Fault{Class: outbox.Fatal, Code: "stream_missing",
+			Message: fmt.Sprintf("stream %s does not exist", c.cfg.Stream),
+			Hint: "Was it deleted? `outflow archive restore` makes it again from the archive, then do what " +
+				"`outflow status` says. If there was none yet, run `outflow init`"}
 	case rec == nil:
 		return unready("slot %s has no checkpoint record: nothing is confirmed", c.cfg.Slot)
 	case !rec.Created.Equal(st.Created):

@@ -316,6 +316,8 @@ func TestAnotherStreamThanTheArchivesIsRefused(t *testing.T) {
 	_, err = w.run(Options{Now: true})
 	w.wantFault(err, archive.CodeDiffers)
 	must.Succeed(t, w.js.DeleteStream(context.WithoutCancel(t.Context()), "OUTBOX"))
+	_, err = w.run(Options{Now: true})
+	w.wantFault(err, "stream_missing")
 	w.makeStream(1)
 	_, err = w.run(Options{Now: true})
 	w.wantFault(err, "archive_record")
