@@ -19,7 +19,7 @@ const archiveTimeout = 24 * time.Hour
 func (a *App) archiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "archive",
-		Short: "Keep the cold part of the stream outside of NATS, and check it",
+		Short: "Keep the confirmed messages of the stream outside of NATS, and check them",
 		Long: `Writes the messages that are confirmed to files of JSON lines, compressed with zstd,
 in the order of the stream, and checks what was written. See docs/archive.md. outflow run does nothing of
 it: run it from cron for example.`,

@@ -22,17 +22,17 @@ func (a *App) supportCommand() *cobra.Command {
 	o := support.Options{Timeout: 10 * time.Second}
 	cmd := a.configured(&cobra.Command{
 		Use:   "support",
-		Short: "Put what a bug report needs into one archive, without secrets",
+		Short: "Put what a bug report needs into one file, without secrets",
 		Long: `Gathers version, settings, what status and doctor say, pages and metrics of the
 outflow that runs on this host, checkpoint record, stream and consumers, slot, publication and the table's
 columns, and with --log the end of a log, and writes a tar.gz that only you may read. It changes nothing,
-and works while servers are away: the archive says what could not be read.
+and works while servers are away: the file says what could not be read.
 
 Passwords, tokens, keys and the contents of rows are replaced by ***. They are recognised by their values,
-which the settings and the files that they name hold, and by their form; look at what is in the archive
+which the settings and the files that they name hold, and by their form; look at what is in the file
 before you send it.
 
-Exit code 0 if the archive is written, also where something could not be read; 2 if the file can't be
+Exit code 0 if the file is written, also where something could not be read; 2 if the file can't be
 written, or the log can't be read.`,
 		Example: "  outflow support --config outflow.yaml\n" +
 			"  outflow support --log /var/log/outflow.log --mask-hosts --output report.tar.gz",
@@ -58,7 +58,7 @@ written, or the log can't be read.`,
 		return support.Run(ctx, cfg, o, a.Stdout)
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.Output, "output", "", "the archive (default outflow-support-<slot>-<time>.tar.gz here)")
+	f.StringVar(&o.Output, "output", "", "the file (default outflow-support-<slot>-<time>.tar.gz here)")
 	f.StringVar(&o.LogFile, "log", "", "take along the last MiB of this log")
 	f.BoolVar(&o.MaskHosts, "mask-hosts", false, "replace names and addresses of hosts")
 	f.DurationVar(&o.Timeout, "timeout", o.Timeout, "how long reading each part may take")

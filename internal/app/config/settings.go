@@ -399,8 +399,8 @@ var settings = []setting{
 
 	{path: "archive.url", secret: natsKey, want: "file:///path/of/a/folder, s3://bucket?region=..., " +
 		"gs://bucket or azblob://container?storage_account=..., without credentials",
-		doc: "Where outflow archive keeps the cold part of the stream. Empty: nowhere. outflow run never " +
-			"uses it.",
+		doc: "Where outflow archive keeps the confirmed messages of the stream. Empty: nowhere. outflow " +
+			"run never uses it.",
 		bind: func(c *Config) value { return textValue{&c.Archive.URL, archiveURL} }},
 	{path: "archive.segment_size", def: "64MiB", want: "a size from 64KiB to 512MiB, " + wantSize,
 		doc: "How large a segment of the archive may get, compressed, before the next one begins. One is " +

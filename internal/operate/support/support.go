@@ -1,4 +1,4 @@
-// Package support is `outflow support`: it puts what a bug report needs into one archive, without secrets and
+// Package support is `outflow support`: it puts what a bug report needs into one tar.gz, without secrets and
 // without what rows hold. It works while servers are away, and changes nothing.
 package support
 
