@@ -277,12 +277,16 @@ func TestWhatAKilledRepairHasReplacedItselfIsNotPublishedAgain(t *testing.T) {
 			set := func(with *jetstream.StreamConfig) { with.MaxMsgsPerSubject = c.perSubject }
 			ctx, cfg, s, db := limited(t, set, "", 0)
 			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
-				SELECT 'd', 'a', n, '{}' FROM generate_series(21, 22) n`)
-			c.kill(t, ctx, cfg, Options{Accept: "slot_missing", Where: c.where})
+				SELECT 'd', 'a', n, '{}' FROM generate_series(21, 23) n`)
+			o := Options{Accept: "slot_missing", Where: c.where}
+			for range 2 {
+				c.kill(t, ctx, cfg, o)
+				o.Accept = "repair_unfinished"
+			}
 			db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('c', 'a', 30, '{}')")
-			report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: c.where})
+			report, err := Run(ctx, cfg, quiet, o)
 			seq, key := last(t, ctx, s)
-			if err != nil || report.Published != c.left || seq != rows+2 || !strings.HasSuffix(key, "22") ||
+			if err != nil || report.Published != c.left || seq != rows+3 || !strings.HasSuffix(key, "23") ||
 				report.InWAL != 1 {
 				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
 			}

@@ -158,8 +158,9 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 			first, newest, here = rows[:at], true, keep && a.anchor == s.anchor.Due
 		}
 		lost := slices.DeleteFunc(slices.Clone(first), func(id idHash) bool { return !s.missing(id) })
+		here = here && len(lost) >= gone
 		switch {
-		case exact && len(lost) == gone, here && len(lost) >= gone:
+		case here, exact && len(lost) == gone:
 			for _, id := range lost {
 				s.set(id, inStream)
 			}
@@ -175,8 +176,8 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		default: // they are left out
 			s.replaced += uint64(gone)
 		}
-		s.goesOn = exact && a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
-			a.Sum-sum(rows[:min(n, len(rows))]) == s.sum()
+		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
+			(here || exact && a.Sum-sum(rows[:min(n, len(rows))]) == s.sum())
 	}
 	return nil
 }
