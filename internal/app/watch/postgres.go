@@ -62,7 +62,7 @@ func (p *postgresSide) read(ctx context.Context) error {
 	if err := p.say(ctx, slot.Active); err != nil {
 		return err
 	}
-	waitsAt, err := WaitsAt(ctx, p.conn, p.w.cfg.Slot)
+	waiting, err := ReadWaiting(ctx, p.conn, p.w.cfg.Slot)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (p *postgresSide) read(ctx context.Context) error {
 		r.Postgres = Postgres{Host: p.host(), Version: version, Standby: standby, RoundTrip: roundTrip,
 			WALEnd: end, WALRate: p.rate.perSecond(), Certificates: p.certificates()}
 		r.Slot, r.Instances, r.Subscribers = slotOf(&slot, end), instances, subscribers
-		r.Slot.WaitsAt = waitsAt
+		r.Slot.WaitsAt = waiting.Code
 		r.Postgres.fresh(now)
 		r.Slot.fresh(now)
 	})
@@ -149,17 +149,21 @@ func (p *postgresSide) say(ctx context.Context, held bool) error {
 // name is the connection's name while there is nothing to say.
 func (p *postgresSide) name() string { return p.conn.Config().RuntimeParams["application_name"] }
 
-// WaitsAt reads at which code an outflow run waits for a slot, as it says itself; "": none says so, or the
-// role may not see it.
-func WaitsAt(ctx context.Context, q catalog.Querier, slot string) (code string, err error) {
+// Waiting is at what an outflow run waits instead of publishing, as it says itself.
+type Waiting struct {
+	Code string // "": none says so, or the role may not see it
+}
+
+// ReadWaiting reads what is said for a slot.
+func ReadWaiting(ctx context.Context, q catalog.Querier, slot string) (w Waiting, err error) {
 	err = q.QueryRow(ctx, `SELECT coalesce(max(substr(application_name, length($1::text) + 1)), '')
 		FROM pg_catalog.pg_stat_activity
 		WHERE datname = current_database() AND starts_with(application_name, $1)`,
-		postgres.WaitsPrefix(slot)).Scan(&code)
+		postgres.WaitsPrefix(slot)).Scan(&w.Code)
 	if err != nil {
-		return "", fmt.Errorf("read what outflow run waits at: %w", err)
+		err = fmt.Errorf("read what outflow run waits at: %w", err)
 	}
-	return code, nil
+	return w, err
 }
 
 // instances reads who is connected for this slot for longer than most commands run.

@@ -250,8 +250,8 @@ func (a *Archive) behind(ctx context.Context) (all []object, err error) {
 // damaged is the fault of a segment's object, or of a manifest, which more depends on.
 func (a *Archive) damaged(name string, err error) error {
 	hint := "Bring the segment's object back from a copy or an older version of it, and run `outflow " +
-		"archive verify`. What lies before and behind it can be read without it: `outflow archive restore` and " +
-		"`rows` have --from, `rows` also --to"
+		"archive verify`. What lies before and behind it can be read without it: `outflow archive " +
+		"restore` and `rows` have --from, `rows` also --to"
 	if strings.HasSuffix(name, ".json") {
 		hint = "Bring the manifest back from a copy or an older version of it, and run `outflow archive " +
 			"verify`. Until then nothing is archived"

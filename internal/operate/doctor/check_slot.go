@@ -112,9 +112,9 @@ var slotChecks = []check{
 		run: func(f *Facts, r *reporter) {
 			s := f.slot()
 			switch {
-			case f.WaitsAt != "":
-				r.find(f.WaitsAt, "outflow run publishes nothing: it says that it waits at %s; its log and "+
-					"page have the error", f.WaitsAt)
+			case f.Waiting.Code != "":
+				r.find(f.Waiting.Code, "outflow run publishes nothing: it says that it waits at %s; its log "+
+					"and page have the error", f.Waiting.Code)
 			case !s.Active:
 				unused := r.find("slot_unused",
 					"nobody reads from slot %s: nothing is published, and it keeps WAL (%s)", s.Name,

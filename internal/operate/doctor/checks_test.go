@@ -335,7 +335,7 @@ var harm = []struct {
 	{"nats.certificates", "certificate_expiry", "critical", func(f *Facts) {
 		f.NATS.Link.Certificates = []Certificate{{"the user", now.Add(time.Hour)}}
 	}},
-	{"slot.active", "no_storage", "critical", func(f *Facts) { f.WaitsAt = "no_storage" }},
+	{"slot.active", "no_storage", "critical", func(f *Facts) { f.Waiting.Code = "no_storage" }},
 	{"nats.storage", "nats_storage", "warning", func(f *Facts) { f.Account.Storage = 75 }},
 	{"nats.storage", "nats_storage", "error", func(f *Facts) { f.Account.Storage = 90 }},
 

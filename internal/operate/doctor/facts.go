@@ -126,7 +126,7 @@ type Facts struct {
 	Writer        Writer            // srcWriter
 	Settings      map[string]string // srcSettings, by name, in the unit of pg_settings
 	Slots         []Slot            // srcSlots
-	WaitsAt       string            // srcSlots; as [watch.Slot] has it
+	Waiting       watch.Waiting     // srcSlots
 	Activity      Activity          // srcActivity
 	Stats         Stats             // srcServer
 	Table         TableStats        // srcTableStats

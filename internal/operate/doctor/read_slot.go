@@ -40,7 +40,7 @@ func (r *pgReader) readSlots(ctx context.Context) {
 			}
 			r.f.Readings.Slot, err = catalog.ReadSlot(ctx, tx, r.f.Config.Slot)
 			if err == nil {
-				r.f.WaitsAt, err = watch.WaitsAt(ctx, tx, r.f.Config.Slot)
+				r.f.Waiting, err = watch.ReadWaiting(ctx, tx, r.f.Config.Slot)
 			}
 			return err
 		})
