@@ -92,8 +92,8 @@ func (r *Report) planned(p *plan) {
 						"are not outflow's and stay where they are"))
 		}
 		if s.replaced > 0 {
-			r.Notes = append(r.Notes, fmt.Sprintf("%s %s as in the stream: the repair that did not finish has "+
-				"published or found what the stream has replaced or discarded since",
+			r.Notes = append(r.Notes, fmt.Sprintf("%s %s as in the stream: the repair that did not finish "+
+				"has published or found what the stream has replaced or discarded since",
 				units.Of(s.replaced, "event"),
 				units.Agree(s.replaced, "is in no message, and counts", "are in no message, and count")))
 		}
