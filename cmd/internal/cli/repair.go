@@ -70,6 +70,8 @@ server on the way.`,
 	f.BoolVar(&o.Check, "check", false, "compare table and stream also where nothing else is wrong")
 	f.StringVar(&o.Where, "where", "",
 		"an SQL condition on the outbox table: only rows for which it holds can be missing")
+	f.StringArrayVar(&o.EarlierWhere, "earlier-where", nil,
+		"the --where of an earlier repair that did not finish; may be given several times")
 	f.StringVar(&o.AcceptLoss, "accept-loss", "",
 		"accept in words that events which were written as messages are lost: \"message events\"")
 	f.BoolVar(&o.DespiteErasure, "despite-erasure", false,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,13 +26,35 @@ func onePerSubject(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }
 
 func asItIs(*jetstream.StreamConfig) {}
 
+// TestNoConditionOfTheRecordIsRunUnasked: whoever may write the record could have any SQL run.
+func TestNoConditionOfTheRecordIsRunUnasked(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
+	earlier := "doc_id = 'e' AND counter < 3"
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: earlier})
+	before, _ := last(t, ctx, s)
+	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e'", EarlierWhere: []string{"true"}}
+	_, err := Run(ctx, cfg, quiet, o)
+	f := outbox.FaultOf(err)
+	if seq, _ := last(t, ctx, s); f == nil || f.Code != "earlier_where" || f.Class != outbox.Usage ||
+		!strings.Contains(f.Message, strconv.Quote(earlier)) || seq != before {
+		t.Errorf("%v; the stream ends at %d, and did at %d", err, seq, before)
+	}
+	o.EarlierWhere = []string{earlier}
+	report, err := Run(ctx, cfg, quiet, o)
+	must.Succeed(t, err)
+	if seq, _ := last(t, ctx, s); seq != before+2 || len(report.EarlierWhere) != 1 {
+		t.Errorf("the stream ends at %d, and did at %d: %+v", seq, before, report)
+	}
+}
+
 // TestAnotherConditionDoesNotHideARow: the killed repair left one out, and the next one leaves out another,
 // whose message the stream has replaced. As many rows are missing as are gone, and it is not they.
 func TestAnotherConditionDoesNotHideARow(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (1, 3)"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished",
 		Where: "doc_id = 'e' AND counter > 1"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
@@ -48,7 +71,7 @@ func TestRepairsOfDifferentRowsMayBeKilled(t *testing.T) {
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'f' AND counter < 3"})
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 3"})
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 3"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id IN ('e', 'f')"})
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id IN ('e', 'f')"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 2 || seq != rows+6 || !strings.HasSuffix(key, "3") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -63,7 +86,7 @@ func TestANewRowBeforeThoseThatWerePublished(t *testing.T) {
 	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'a', 1, '{}')")
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'dd'", NewSlot: true})
 	must.Succeed(t, s.DeleteMsg(ctx, rows+1))
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished",
 		Where: "doc_id IN ('dd', 'e')"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 2 || seq != rows+5 || !strings.HasSuffix(key, "4") {
@@ -91,7 +114,7 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 		return err
 	})
 	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e'", sent: func() { keeps(time.Hour) }}
-	report, err := Run(ctx, cfg, quiet, o)
+	report, err := run(ctx, cfg, o)
 	if err != nil || report.Published != 2 {
 		t.Fatalf("%+v, %v", report, err)
 	}
@@ -117,7 +140,7 @@ func TestAStreamThatWasPutBackHasWhatWasPublished(t *testing.T) {
 	_, err = l.Store.Save(ctx, rec, revision)
 	must.Succeed(t, err)
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 4"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 1 || seq != rows+4 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -151,7 +174,7 @@ func TestWhatWasNotDurableBeforeAKilledRepairIsSaidToBeLost(t *testing.T) {
 				must.Succeed(t, s.DeleteMsg(ctx, seq))
 			}
 			o.Accept = "repair_unfinished"
-			report, err := Run(ctx, cfg, quiet, o)
+			report, err := run(ctx, cfg, o)
 			if err != nil || report.Published != 2 {
 				t.Fatalf("%+v, %v", report, err)
 			}
@@ -192,7 +215,7 @@ func TestARepairMayBeKilledAgainAndAgain(t *testing.T) {
 	if rec.Begun == nil || len(rec.Begun.Attempts) != 1 || rec.Begun.Durable != rows {
 		t.Errorf("%+v", rec.Begun)
 	}
-	report, err := Run(ctx, cfg, quiet, o)
+	report, err := run(ctx, cfg, o)
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != of-3 || seq != rows+of || !strings.HasSuffix(key, "9") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -205,7 +228,7 @@ func TestARowOfAKilledRepairMayBePublishedByAnother(t *testing.T) {
 	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killedInside(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter = 3"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -222,14 +245,14 @@ func TestARowThatWasWrittenSinceIsNotTakenForOneThatIsGone(t *testing.T) {
 	killed(t, ctx, cfg, o)
 	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'a', 1, '{}')")
 	o.Accept, o.NewSlot = "repair_unfinished", true
-	_, err := Run(ctx, cfg, quiet, o)
+	_, err := run(ctx, cfg, o)
 	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 	o.Where = "doc_id = 'e' AND counter > 1"
-	report, err := Run(ctx, cfg, quiet, o)
+	report, err := run(ctx, cfg, o)
 	if err != nil || report.Published != 1 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	report, err = Run(ctx, cfg, quiet, Options{Accept: codeMissing, Where: "doc_id = 'dd'"})
+	report, err = run(ctx, cfg, Options{Accept: codeMissing, Where: "doc_id = 'dd'"})
 	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+4 {
 		t.Errorf("%d: %+v, %v", seq, report, err)
 	}
@@ -252,7 +275,7 @@ func TestOfAServerThatWasPutBackNoIdTellsWhatWasPublished(t *testing.T) {
 	db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
 	db.Exec("UPDATE outbox SET counter = 0 WHERE doc_id = 'e' AND counter = 1")
 	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter = 0"}
-	_, err = Run(ctx, cfg, quiet, o)
+	_, err = run(ctx, cfg, o)
 	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 }
 
@@ -284,7 +307,7 @@ func TestWhatAKilledRepairHasReplacedItselfIsNotPublishedAgain(t *testing.T) {
 				o.Accept = "repair_unfinished"
 			}
 			db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('c', 'a', 30, '{}')")
-			report, err := Run(ctx, cfg, quiet, o)
+			report, err := run(ctx, cfg, o)
 			seq, key := last(t, ctx, s)
 			if err != nil || report.Published != c.left || seq != rows+3 || !strings.HasSuffix(key, "23") ||
 				report.InWAL != 1 {
@@ -303,10 +326,10 @@ func TestANewSlotDoesNotTellWhatAKilledRepairHasReplaced(t *testing.T) {
 	o := Options{Accept: "slot_missing", Where: "counter >= 20"}
 	killedInside(t, ctx, cfg, o)
 	o.Accept, o.NewSlot = "repair_unfinished", true
-	_, err := Run(ctx, cfg, quiet, o)
+	_, err := run(ctx, cfg, o)
 	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 	o.Where = "counter > 20"
-	report, err := Run(ctx, cfg, quiet, o)
+	report, err := run(ctx, cfg, o)
 	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+2 {
 		t.Errorf("%d: %+v, %v", seq, report, err)
 	}
@@ -324,13 +347,13 @@ func TestARowBehindAFormerAnchorIsNotTakenForOneThatIsGone(t *testing.T) {
 	killed(t, ctx, cfg, o)
 	db.Exec("DELETE FROM outbox WHERE doc_id = 'e' AND counter = 1")
 	o = Options{Accept: "repair_unfinished", Where: where}
-	_, err := Run(ctx, cfg, quiet, o)
+	_, err := run(ctx, cfg, o)
 	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
 	o.Where = "doc_id = 'e' AND counter > 2"
-	if report, err := Run(ctx, cfg, quiet, o); err != nil || report.Published != 0 {
+	if report, err := run(ctx, cfg, o); err != nil || report.Published != 0 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	report, err := Run(ctx, cfg, quiet, Options{Accept: codeMissing, Where: "doc_id = 'dd'"})
+	report, err := run(ctx, cfg, Options{Accept: codeMissing, Where: "doc_id = 'dd'"})
 	if seq, _ := last(t, ctx, s); err != nil || report.Published != 1 || seq != rows+4 {
 		t.Errorf("%d: %+v, %v", seq, report, err)
 	}
@@ -381,7 +404,7 @@ func TestRepairsThatAreKilledAtRandomPublishEachRowOnce(t *testing.T) {
 		seq, _ := last(t, ctx, s)
 		said += fmt.Sprintf("\n%s: %d", where, seq)
 	}
-	report, err := Run(ctx, cfg, quiet, Options{Accept: accept, Where: "doc_id IN ('dd', 'e', 'f')"})
+	report, err := run(ctx, cfg, Options{Accept: accept, Where: "doc_id IN ('dd', 'e', 'f')"})
 	if seq, _ := last(t, ctx, s); err != nil || seq != rows+10 {
 		t.Errorf("%s\nthe stream ends at %d: %+v, %v", said, seq, report, err)
 	}

@@ -52,6 +52,9 @@ type Options struct {
 	Check   bool   // compare table and stream even if nothing is wrong; changes nothing
 	NewSlot bool   // make the slot anew even if it could be kept, or the record rebuilt
 
+	// EarlierWhere are conditions of a repair that did not finish: no other SQL of the record is run.
+	EarlierWhere []string
+
 	// AcceptLoss is lossWords if the operator accepts that events which are in no table may be lost.
 	AcceptLoss string
 
@@ -81,7 +84,8 @@ type repair struct {
 // says what was found. The report is nil only if nothing could be found out.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
 	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where,
-		newSlot: o.NewSlot}}
+		EarlierWhere: o.EarlierWhere,
+		newSlot:      o.NewSlot}}
 	f, err := r.diagnose(ctx)
 	if err != nil {
 		return nil, err

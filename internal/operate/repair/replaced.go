@@ -36,6 +36,16 @@ func (s *scan) readAttempts(ctx context.Context) error {
 	column, _ := s.snap.Table().Column(s.l.Layout.ID)
 	for i := range s.attempts {
 		a := &s.attempts[i]
+		if a.Where != "" && a.Where != s.r.o.Where && !slices.Contains(s.r.o.EarlierWhere, a.Where) {
+			return &outbox.Fault{
+				Class: outbox.Usage, Code: "earlier_where",
+				Message: fmt.Sprintf("by the checkpoint record a repair that did not finish has published "+
+					"rows by the condition %.1000q", a.Where),
+				Hint: "Nothing was changed. If it is a condition of yours, give it as well, as it " +
+					"stands: --earlier-where CONDITION. It is SQL, and whoever may write the record may " +
+					"have put it there",
+			}
+		}
 		same := func(o attempt) bool { return o.Where == a.Where }
 		if n := slices.IndexFunc(s.attempts[:i], same); n >= 0 {
 			a.rows = s.attempts[n].rows

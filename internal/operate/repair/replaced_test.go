@@ -13,6 +13,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -44,6 +45,19 @@ func update(t *testing.T, ctx context.Context, cfg config.Config, with jetstream
 	must.Succeed(t, err)
 }
 
+// run is Run by somebody who knows by which conditions earlier repairs were begun.
+func run(ctx context.Context, cfg config.Config, o Options) (*Report, error) {
+	if l, err := backfill.Open(ctx, cfg, quiet); err == nil {
+		if rec, _, err := l.Store.Load(ctx); err == nil && rec != nil && rec.Begun != nil {
+			for _, a := range rec.Begun.Attempts {
+				o.EarlierWhere = append(o.EarlierWhere, a.Where)
+			}
+		}
+		l.Close()
+	}
+	return Run(ctx, cfg, quiet, o)
+}
+
 // killed is a repair that ends while it waits for what it has published to be durable.
 func killed(t *testing.T, ctx context.Context, cfg config.Config, o Options) {
 	t.Helper()
@@ -56,7 +70,7 @@ func killedAt(t *testing.T, ctx context.Context, cfg config.Config, says string,
 	ctx, kill := context.WithCancel(ctx)
 	line := progress.New(progress.Config{Stderr: until(says, kill)})
 	cfg.Sink.DurableAfter = time.Minute
-	if report, err := Run(progress.With(ctx, line), cfg, quiet, o); err == nil || ctx.Err() == nil {
+	if report, err := run(progress.With(ctx, line), cfg, o); err == nil || ctx.Err() == nil {
 		t.Fatalf("it was not killed: %+v, %v", report, err)
 	}
 }
@@ -77,7 +91,7 @@ func TestWhatAKilledRepairPublishedIsNotPublishedAgain(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -89,7 +103,7 @@ func TestAKilledRepairKnowsItsRowsNoMore(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, db := limited(t, onePerSubject, "", 4)
 	run := func(where string) (*Report, error) {
-		return Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: where})
+		return run(ctx, cfg, Options{Accept: "repair_unfinished", Where: where})
 	}
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 4"})
 	db.Exec("DELETE FROM outbox WHERE doc_id = 'e' AND counter = 1")
@@ -113,7 +127,7 @@ func TestTheNewestMessageTellsOfRowsThatWereDeleted(t *testing.T) {
 	where := "doc_id IN ('dd', 'e')"
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: where + " AND counter < 4"})
 	db.Exec("DELETE FROM outbox WHERE doc_id = 'dd'")
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: where})
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished", Where: where})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 1 || seq != rows+5 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -127,7 +141,7 @@ func TestWhatTwoKilledRepairsPublishedIsNotPublishedAgain(t *testing.T) {
 	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
 	killed(t, ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter < 4"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 1 || seq != rows+4 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -143,7 +157,7 @@ func TestWhatWasPublishedIsNotForgottenWhileTheSlotIsMade(t *testing.T) {
 	o.Accept = "repair_unfinished"
 	killedAt(t, ctx, cfg, "making slot", o)
 	o.Where = "doc_id = 'e'"
-	report, err := Run(ctx, cfg, quiet, o)
+	report, err := run(ctx, cfg, o)
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -155,7 +169,7 @@ func TestTheNewestOfAKilledRepairMayBeNamed(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter IN (2, 3)"})
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "repair_unfinished",
+	report, err := run(ctx, cfg, Options{Accept: "repair_unfinished",
 		Where: "doc_id = 'e' AND counter > 2"})
 	seq, key := last(t, ctx, s)
 	if err != nil || report.Published != 1 || seq != rows+3 || !strings.HasSuffix(key, "4") {
@@ -176,7 +190,7 @@ func TestAnEarlierRepairMayHavePublishedThere(t *testing.T) {
 			ctx, cfg, s, db := limited(t, onePerSubject, "", 4)
 			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
 				SELECT 'f', 'a', n, '{}' FROM generate_series(1, 2) n`)
-			report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", Where: c.earlier})
+			report, err := run(ctx, cfg, Options{Accept: "slot_missing", Where: c.earlier})
 			if err != nil || report.Published != 2 {
 				t.Fatalf("%+v, %v", report, err)
 			}
@@ -191,7 +205,7 @@ func TestAnEarlierRepairMayHavePublishedThere(t *testing.T) {
 			o := Options{Accept: "foreign_message", Where: c.where}
 			killed(t, ctx, cfg, o)
 			o.Accept = "repair_unfinished"
-			report, err = Run(ctx, cfg, quiet, o)
+			report, err = run(ctx, cfg, o)
 			seq, key := last(t, ctx, s)
 			if err != nil || report.Published != 0 || seq != rows+5 || !strings.HasSuffix(key, "4") {
 				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
@@ -215,7 +229,7 @@ func TestWhatTheLimitsDiscardWhileARepairPublishesIsSaid(t *testing.T) {
 				killed(t, ctx, cfg, o)
 				o.Accept, published, says = "repair_unfinished", 0, "2 events are in no message"
 			}
-			report, err := Run(ctx, cfg, quiet, o)
+			report, err := run(ctx, cfg, o)
 			seq, key := last(t, ctx, s)
 			if err != nil || report.Published != published || seq != rows+of || !strings.HasSuffix(key, "4") {
 				t.Fatalf("%d, %s: %+v, %v", seq, key, report, err)
@@ -234,14 +248,14 @@ func TestMoreThanTheStreamKeepsIsNotPublished(t *testing.T) {
 	ctx, cfg, s, _ := limited(t, few, "", rows+1)
 	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
 	for range 2 {
-		_, err := Run(ctx, cfg, quiet, o)
+		_, err := run(ctx, cfg, o)
 		outboxdb.WantFault(t, err, outbox.Fatal, "stream_limits")
 	}
 	if seq, _ := last(t, ctx, s); seq != rows {
 		t.Errorf("the stream ends at %d", seq)
 	}
 	o.Where += " AND counter > 1"
-	report, err := Run(ctx, cfg, quiet, o)
+	report, err := run(ctx, cfg, o)
 	if err != nil || report.Published != rows {
 		t.Errorf("%+v, %v", report, err)
 	}
@@ -252,7 +266,7 @@ func TestRowsThatReplaceOneAnotherFit(t *testing.T) {
 	t.Parallel()
 	set := func(c *jetstream.StreamConfig) { c.MaxMsgs, c.MaxMsgsPerSubject = rows, 1 }
 	ctx, cfg, s, _ := limited(t, set, "", rows+1)
-	report, err := Run(ctx, cfg, quiet, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
+	report, err := run(ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e'"})
 	if seq, _ := last(t, ctx, s); err != nil || report.Published != rows+1 || seq != 2*rows+1 {
 		t.Errorf("%d: %+v, %v", seq, report, err)
 	}

@@ -16,6 +16,8 @@ type Report struct {
 	Stream string `json:"stream"`
 	Where  string `json:"where,omitempty"`
 
+	EarlierWhere []string `json:"earlier_where,omitempty"`
+
 	newSlot bool
 
 	Fault   string     `json:"fault,omitempty"` // the code that outflow run would stop with; "": no gap
@@ -63,6 +65,9 @@ func (r *Report) found(f *finding) {
 	r.Command = "outflow repair --accept " + f.code
 	if r.Where != "" {
 		r.Command += " --where " + catalogue.Word(r.Where)
+	}
+	for _, earlier := range r.EarlierWhere {
+		r.Command += " --earlier-where " + catalogue.Word(earlier)
 	}
 	if r.newSlot {
 		r.Command += " --new-slot"
