@@ -371,6 +371,11 @@ func (s *postgres) switchLayout(ctx context.Context, tx pgx.Tx, g *group) (bool,
 	if !switchable(all, g.layout, g.barrier) {
 		return false, nil
 	}
+	// With all offsets of a replay locked it looks as if there were none.
+	free, err := s.all(ctx, tx, len(all.Offsets[live])+len(all.Offsets[replay]), live, replay)
+	if err != nil || !free {
+		return false, err
+	}
 	if err := tx.QueryRow(ctx, `UPDATE `+consumers+` SET epoch = epoch + 1, keying = wanted_keying,
 		partitions = wanted_partitions, wanted_keying = NULL, wanted_partitions = NULL, barrier = NULL
 		WHERE name = $1 RETURNING epoch`, s.cfg.Name).Scan(&s.epoch); err != nil {

@@ -220,17 +220,27 @@ func (s *postgres) endReplay(ctx context.Context, is func(context.Context) (bool
 		if err != nil {
 			return err
 		}
+		if all, err := s.all(ctx, tx, len(locked), replay); err != nil || !all {
+			return err // one that is moving now would go on, and be made anew behind that
+		}
 		if ended, err := is(ctx); err != nil || !ended {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1 AND source = 'replay'
-			AND partition = ANY ($2)`, s.cfg.Name, locked); err != nil {
+		if _, err := tx.Exec(ctx, `DELETE FROM `+marks+` WHERE name = $1 AND source = 'replay'`,
+			s.cfg.Name); err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, `UPDATE `+s.table("outflow_consumer")+` SET replay_created = NULL WHERE name = $1`,
 			s.cfg.Name)
 		return err
 	})
+}
+
+// all reports whether the consumer has so many offsets in those sources: no transaction has locked another.
+func (s *postgres) all(ctx context.Context, tx pgx.Tx, locked int, sources ...string) (is bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT pg_catalog.count(*) = $2::bigint FROM `+s.table("outflow_mark")+`
+		WHERE name = $1 AND source = ANY ($3)`, s.cfg.Name, locked, sources).Scan(&is)
+	return is, err
 }
 
 func (s *postgres) want(ctx context.Context, l layout, barrier uint64) error {

@@ -384,3 +384,60 @@ func TestAReplayThatAnotherInstanceReadsIsNotEnded(t *testing.T) {
 	w.newest.stopped()
 	w.exactly(all)
 }
+
+// locksReplay locks the offset of a partition in a replay, as a transaction that moves it does.
+func (w *harness) locksReplay(partition int) pgx.Tx {
+	w.t.Helper()
+	open, err := w.mine.Begin(w.t.Context())
+	must.Succeed(w.t, err)
+	_, err = open.Exec(w.t.Context(), "SELECT FROM outflow_mark WHERE partition = $1 AND source = 'replay' "+
+		"FOR UPDATE", partition)
+	must.Succeed(w.t, err)
+	return open
+}
+
+// TestAReplayIsNotEndedWhileOneOffsetMoves: that would stay, move on with what is replayed next, and then be
+// made anew.
+func TestAReplayIsNotEndedWhileOneOffsetMoves(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	c := w.claimer(3)
+	c.look(t)
+	must.Succeed(t, c.beginReplay(t.Context(), time.Now(), time.Time{}))
+	gone := func(context.Context) (bool, error) { return true, nil }
+	open := w.locksReplay(1)
+	for _, want := range []int{3, 0} {
+		must.Succeed(t, c.endReplay(t.Context(), gone))
+		if want > 0 {
+			must.Succeed(t, open.Rollback(t.Context()))
+		}
+		var n int
+		must.Succeed(t, w.mine.QueryRow(t.Context(), "SELECT count(*) FROM outflow_mark, outflow_consumer "+
+			"WHERE source = 'replay' AND replay_created IS NOT NULL").Scan(&n))
+		if n != want {
+			t.Errorf("%d offsets, want %d", n, want)
+		}
+	}
+}
+
+// TestAnotherLayoutKeepsAReplayWhoseOffsetMoves: without its offset it would never be read on.
+func TestAnotherLayoutKeepsAReplayWhoseOffsetMoves(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	c := w.claimer(1)
+	c.look(t)
+	must.Succeed(t, c.beginReplay(t.Context(), time.Now(), time.Time{}))
+	w.exec("UPDATE outflow_consumer SET wanted_keying = keying, wanted_partitions = 2, barrier = 0")
+	open := w.locksReplay(0)
+	moved := time.AfterFunc(time.Second, func() { _ = open.Rollback(t.Context()) })
+	w.claimer(1)
+	if moved.Stop() {
+		must.Succeed(t, open.Rollback(t.Context()))
+	}
+	var replays, partitions int
+	must.Succeed(t, w.mine.QueryRow(t.Context(), "SELECT count(*) FILTER (WHERE source = 'replay'), "+
+		"count(*) FILTER (WHERE source = 'live') FROM outflow_mark").Scan(&replays, &partitions))
+	if replays != partitions {
+		t.Errorf("%d offsets of the replay, %d of the stream", replays, partitions)
+	}
+}
