@@ -114,7 +114,7 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 		if p.Fence > f.WALEnd {
 			return nil, m.behind(f, p)
 		}
-		if m.others(p) && !(m.cfg.ID != "" && slices.Contains(f.Apart, p.RefusedBy) && f.has(p.RefusedBy)) {
+		if m.others(p) && !m.holds(f, p.RefusedBy) {
 			// in another stream, and nobody looks for them any more; or in this one; or nobody can tell
 			m.o.Pass.recall(p)
 		}
@@ -243,6 +243,13 @@ func (m *Manager) next(s *situation, p *Partition) Step {
 // others reports whether rows were refused that are to be in another stream.
 func (m *Manager) others(p *Partition) bool {
 	return p.Refused > 0 && p.RefusedBy != "" && p.RefusedBy != m.cfg.Slot
+}
+
+// holds reports whether what the Outflow of another slot refuses are rows of another shard. One that may read
+// the table may be one.
+func (m *Manager) holds(f *Facts, slot string) bool {
+	_, may := f.May[slot]
+	return m.cfg.ID != "" && f.has(slot) && (slices.Contains(f.Apart, slot) || may && m.cfg.Own != "")
 }
 
 // asShard makes of what all shards have found out of a partition what this one has.

@@ -166,6 +166,13 @@ func TestNoShardDropsWhatAnotherHasRefused(t *testing.T) {
 			continue
 		}
 		wantWhy(t, steps, 0, "3 rows of another shard were never published", slot)
+		// also where its record can't be read, and one whose rows all came by way of the WAL
+		shard(1)
+		w.out.Readers = Readers{May: map[string]string{slot: "the record has version 99"}}
+		w.Exec("UPDATE outflow_partitions SET made = true")
+		steps = w.apply()
+		wantWhy(t, steps, 0, "3 rows of another shard were never published", slot)
+		w.Exec("UPDATE outflow_partitions SET made = false")
 		w.o.AcceptUnpublished, w.o.Turn = 3, 0
 		if steps, err = as(0); err != nil {
 			t.Fatal(steps, err)
