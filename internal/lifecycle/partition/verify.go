@@ -197,7 +197,8 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 func (m *Manager) tooLong(ctx context.Context, s *situation, p *Partition, rows int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTimeout)
 	defer cancel()
-	p.Refused, p.RefusedAt, p.RefusedBy = rows, s.Now.Add(time.Since(m.began)), m.cfg.Slot
+	p.refuse(rows, m.cfg.Slot)
+	p.RefusedAt = s.Now.Add(time.Since(m.began))
 	_ = m.note(ctx, m.conn, p)
 	m.o.Pass.remember(p)
 }
@@ -359,7 +360,7 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 			case !everything: // more of the stream is read first
 				return nil
 			default:
-				p.Refused, p.RefusedBy = gone.count, m.cfg.Slot
+				p.refuse(gone.count, m.cfg.Slot)
 				if err := tx.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&p.RefusedAt); err != nil {
 					return err
 				}
@@ -368,6 +369,15 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 		})
 	})
 	return instead, gone, err
+}
+
+// refuse takes it that rows were never published, whatever an earlier run has found.
+func (p *Partition) refuse(rows int64, slot string) {
+	p.Refused, p.RefusedBy, p.Verified = rows, slot, nil
+	if p.State == Verified {
+		p.State = Durable
+	}
+	delete(p.VerifiedBy, slot)
 }
 
 // unpublished looks for rows whose ids are in no message. Where retention has removed the oldest messages,

@@ -479,3 +479,29 @@ func TestWhatWasRefusedByAClockThatWasAheadIsComparedAgain(t *testing.T) {
 		t.Errorf("%v", steps)
 	}
 }
+
+// TestWhatIsRefusedIsNotVerifiedAnyMore: of a stream that was restored from an older copy, and that has as
+// many messages as before by now.
+func TestWhatIsRefusedIsNotVerifiedAnyMore(t *testing.T) {
+	t.Parallel()
+	for _, own := range []string{"", "counter > 0"} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		w.cfg.Own, w.cfg.Keep = own, time.Hour
+		w.insert(0, 3, true)
+		w.apply()
+		w.confirm(w.Slot)
+		w.apply()
+		w.want(0, Verified)
+		w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '2 h'")
+		clear(w.published)
+		for _, last := range []int{-5, 5} {
+			w.out.Stream.LastSeq += uint64(last)
+			w.seen.Stream = w.out.Stream
+			_, err := w.try()
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+			if !w.exists(0) {
+				t.Fatalf("own rows %q: it is gone", own)
+			}
+		}
+	}
+}
