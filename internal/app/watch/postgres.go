@@ -5,12 +5,14 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/catalog"
@@ -151,19 +153,39 @@ func (p *postgresSide) name() string { return p.conn.Config().RuntimeParams["app
 
 // Waiting is at what an outflow run waits instead of publishing, as it says itself.
 type Waiting struct {
-	Code string // "": none says so, or the role may not see it
+	Code string // "": none says so
 }
 
-// ReadWaiting reads what is said for a slot.
-func ReadWaiting(ctx context.Context, q catalog.Querier, slot string) (w Waiting, err error) {
-	err = q.QueryRow(ctx, `SELECT coalesce(max(substr(application_name, length($1::text) + 1)), '')
+// waitingFor is how old what is said may be: who waits reads several times as often. The connection of a host
+// that is gone stays for hours.
+const waitingFor = time.Minute
+
+// ReadWaiting reads what is said for a slot. Any role may name its connection so: a code at which outflow run
+// does not wait is passed over.
+func ReadWaiting(ctx context.Context, q catalog.Querier, slot string) (Waiting, error) {
+	return readWaiting(ctx, q, slot, waitingFor)
+}
+
+func readWaiting(ctx context.Context, q catalog.Querier, slot string, within time.Duration) (w Waiting,
+	err error) {
+	rows, err := q.Query(ctx, `SELECT substr(application_name, length($1::text) + 1)
 		FROM pg_catalog.pg_stat_activity
-		WHERE datname = current_database() AND starts_with(application_name, $1)`,
-		postgres.WaitsPrefix(slot)).Scan(&w.Code)
-	if err != nil {
-		err = fmt.Errorf("read what outflow run waits at: %w", err)
+		WHERE datname = current_database() AND starts_with(application_name, $1) AND coalesce(
+			state_change > clock_timestamp() - make_interval(secs => $2), true) ORDER BY 1 DESC`,
+		postgres.WaitsPrefix(slot), within.Seconds())
+	var said []Waiting
+	if err == nil {
+		said, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Waiting])
 	}
-	return w, err
+	if err != nil {
+		return w, fmt.Errorf("read what outflow run waits at: %w", err)
+	}
+	for _, one := range said {
+		if f, ok := finding.Of(one.Code); ok && slices.Contains(f.Classes, outbox.Transient) {
+			w = one
+		}
+	}
+	return w, nil
 }
 
 // instances reads who is connected for this slot for longer than most commands run.

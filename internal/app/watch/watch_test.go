@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,6 +23,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/postgres"
 )
 
 func TestMain(m *testing.M) {
@@ -139,8 +141,6 @@ func TestASideThatHangsDoesNotDelayTheOther(t *testing.T) {
 	})
 }
 
-// A list comes in pages: a consumer that is made meanwhile moves another one onto the next page as well. Two
-// series of one consumer would be an error instead of all metrics.
 // While NATS takes nothing, PostgreSQL is where others can read at what a process waits: until it does not
 // any more, or has ended. It stays one of the instances.
 func TestWhatAProcessWaitsAtIsReadByOthers(t *testing.T) {
@@ -169,6 +169,40 @@ func TestWhatAProcessWaitsAtIsReadByOthers(t *testing.T) {
 	other.eventually(t, "it goes on", waits(""))
 }
 
+// Whoever may connect may take that name, and the connection of a host that is gone stays for hours.
+func TestOnlyAProcessThatIsThereWaits(t *testing.T) {
+	t.Parallel()
+	ctx, d := t.Context(), outboxdb.New(t, pgtest.Server(t))
+	connect := func(name string) *pgx.Conn {
+		c, err := pgx.ParseConfig(d.URL)
+		must.Succeed(t, err)
+		c.RuntimeParams["application_name"] = name
+		conn, err := pgx.ConnectConfig(ctx, c)
+		must.Succeed(t, err)
+		t.Cleanup(func() { postgres.Close(conn) })
+		return conn
+	}
+	for _, code := range []string{"stream_missing", "zzz", "a"} {
+		connect(postgres.WaitsPrefix(d.Slot) + code)
+	}
+	conn := connect("")
+	if w, err := ReadWaiting(ctx, conn, d.Slot); err != nil || w.Code != "" {
+		t.Errorf("%+v, %v: run does not wait at that", w, err)
+	}
+	connect(postgres.WaitsPrefix(d.Slot) + "no_storage")
+	if w, err := ReadWaiting(ctx, conn, d.Slot); err != nil || w.Code != "no_storage" {
+		t.Errorf("%+v, %v", w, err)
+	}
+	await.Until(t, "it says nothing any more", func() error {
+		if w, err := readWaiting(ctx, conn, d.Slot, time.Second); err != nil || w.Code != "" {
+			return fmt.Errorf("%+v, %w", w, err)
+		}
+		return nil
+	})
+}
+
+// A list comes in pages: a consumer that is made meanwhile moves another one onto the next page as well. Two
+// series of one consumer would be an error instead of all metrics.
 func TestAConsumerOnTwoPagesIsOne(t *testing.T) {
 	t.Parallel()
 	var all []Consumer
