@@ -76,7 +76,8 @@ var settings = []Finding{
 		Hint:  "Write what could stand behind WHERE in a query of the table."},
 	{Code: "earlier_where", Severity: Error, Classes: usage,
 		Title: "A repair that did not finish was begun with another condition",
-		Hint:  "If it is a condition of yours, give it with --earlier-where as well."},
+		Hint: "If it is a condition of yours, give it as --where, to go on with that repair, or as " +
+			"--earlier-where, beside what this one is to publish."},
 	{Code: "row_value", Severity: Error, Classes: usage,
 		Title: "A value that was given can't be one of its column",
 		Hint:  "Write it as PostgreSQL prints it."},

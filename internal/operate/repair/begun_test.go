@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	catalogue "github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
@@ -30,14 +30,15 @@ func asItIs(*jetstream.StreamConfig) {}
 func TestNoConditionOfTheRecordIsRunUnasked(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, onePerSubject, "", 4)
-	earlier := "doc_id = 'e' AND counter < 3"
+	earlier := "doc_id = 'e' AND counter < 3 AND 'a\"b' <> '" + strings.Repeat("long", 500) + "'"
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: earlier})
 	before, _ := last(t, ctx, s)
 	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e'", EarlierWhere: []string{"true"}}
 	_, err := Run(ctx, cfg, quiet, o)
 	f := outbox.FaultOf(err)
 	if seq, _ := last(t, ctx, s); f == nil || f.Code != "earlier_where" || f.Class != outbox.Usage ||
-		!strings.Contains(f.Message, strconv.Quote(earlier)) || seq != before {
+		!strings.Contains(f.Hint, "as --where") ||
+		!strings.Contains(f.Message, catalogue.Word(earlier)) || seq != before {
 		t.Errorf("%v; the stream ends at %d, and did at %d", err, seq, before)
 	}
 	o.EarlierWhere = []string{earlier}

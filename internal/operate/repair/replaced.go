@@ -5,11 +5,15 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/units"
+	catalogue "github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/replication/tablesnapshot"
@@ -37,13 +41,19 @@ func (s *scan) readAttempts(ctx context.Context) error {
 	for i := range s.attempts {
 		a := &s.attempts[i]
 		if a.Where != "" && a.Where != s.r.o.Where && !slices.Contains(s.r.o.EarlierWhere, a.Where) {
+			given := catalogue.Word(a.Where)
+			unseen := func(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
+			if strings.ContainsFunc(a.Where, unseen) {
+				given = strconv.Quote(a.Where) // it may be somebody else's
+			}
 			return &outbox.Fault{
 				Class: outbox.Usage, Code: "earlier_where",
-				Message: fmt.Sprintf("by the checkpoint record a repair that did not finish has published "+
-					"rows by the condition %.1000q", a.Where),
-				Hint: "Nothing was changed. If it is a condition of yours, give it as well, as it " +
-					"stands: --earlier-where CONDITION. It is SQL, and whoever may write the record may " +
-					"have put it there",
+				Message: "by the checkpoint record a repair that did not finish has published rows by the " +
+					"condition " + given,
+				Hint: "If it is a condition of yours, give it as it stands: as --where, to go on with that " +
+					"repair, or as --earlier-where, beside what this one is to publish, which without " +
+					"--where is all that is missing. It is SQL, and whoever may write the record may have " +
+					"put it there",
 			}
 		}
 		same := func(o attempt) bool { return o.Where == a.Where }
