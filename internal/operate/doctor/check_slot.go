@@ -113,8 +113,9 @@ var slotChecks = []check{
 			s := f.slot()
 			switch {
 			case f.Waiting.Code != "":
-				r.find(f.Waiting.Code, "outflow run publishes nothing: it says that it waits at %s; its log "+
-					"and page have the error", f.Waiting.Code)
+				r.findAs(max(entry(f.Waiting.Code).Severity, finding.Error), f.Waiting.Code,
+					"outflow run publishes nothing: it says that it waits at %s; its log and page have the "+
+						"error", f.Waiting.Code)
 			case !s.Active:
 				unused := r.find("slot_unused",
 					"nobody reads from slot %s: nothing is published, and it keeps WAL (%s)", s.Name,

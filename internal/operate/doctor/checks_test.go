@@ -336,6 +336,7 @@ var harm = []struct {
 		f.NATS.Link.Certificates = []Certificate{{"the user", now.Add(time.Hour)}}
 	}},
 	{"slot.active", "no_storage", "critical", func(f *Facts) { f.Waiting.Code = "no_storage" }},
+	{"slot.active", "ack_timeout", "error", func(f *Facts) { f.Waiting.Code = "ack_timeout" }},
 	{"nats.storage", "nats_storage", "warning", func(f *Facts) { f.Account.Storage = 75 }},
 	{"nats.storage", "nats_storage", "error", func(f *Facts) { f.Account.Storage = 90 }},
 
