@@ -429,11 +429,18 @@ func TestALeaseThatCannotBeRenewedStopsNewEvents(t *testing.T) {
 // publishReplay publishes the first events of the stream again, as outflow replay does for consumer orders.
 func publishReplay(t *testing.T, js jetstream.JetStream, events []*stream.Message) {
 	t.Helper()
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: replayStream("OUTBOX"),
-		Subjects: []string{"_outflow_replay.OUTBOX.>"}}); err != nil {
-		t.Fatal(err)
-	}
+	createStream(t, js, jetstream.StreamConfig{Name: replayStream("OUTBOX"),
+		Subjects: []string{"_outflow_replay.OUTBOX.>"}})
 	publishReplayed(t, js, 0, events)
+}
+
+// createStream waits for the server to have removed the files of a stream of that name that was deleted.
+func createStream(t *testing.T, js jetstream.JetStream, config jetstream.StreamConfig) {
+	t.Helper()
+	await.Until(t, "the stream", func() error {
+		_, err := js.CreateStream(t.Context(), config)
+		return err
+	})
 }
 
 // publishReplayed publishes events again that follow the first ones of the stream.

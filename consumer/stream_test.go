@@ -436,8 +436,7 @@ func TestAStreamThatIsMadeAnewUnderAReaderEndsRun(t *testing.T) {
 	must.Succeed(t, err)
 	config := st.CachedInfo().Config
 	must.Succeed(t, js.DeleteStream(t.Context(), "OUTBOX"))
-	_, err = js.CreateStream(t.Context(), config)
-	must.Succeed(t, err)
+	createStream(t, js, config)
 	for range 10 {
 		publish(t, js, s.event("new"))
 	}
