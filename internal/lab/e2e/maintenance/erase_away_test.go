@@ -38,7 +38,7 @@ func TestAnErasureDoesNotTakeAnArchiveThatIsAwayForOneOfNothing(t *testing.T) {
 	}
 	harness.Must(t, os.Mkdir(dir, 0o700)) // where it is to be mounted
 	c, said, code = erase(t, f, args...)
-	if code != 0 || !strings.Contains(strings.Join(c.NotReached, "\n"), " messages, from 1 to ") {
+	if code != 0 || !strings.Contains(strings.Join(c.NotReached, "\n"), ", from 1 to ") {
 		t.Errorf("exit code %d, %+v: %s", code, c, said)
 	}
 	harness.Must(t, os.RemoveAll(dir))
