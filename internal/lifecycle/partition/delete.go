@@ -201,14 +201,14 @@ func (m *Manager) missed(ctx context.Context, t *plain, near Period, most int64,
 		in = in[:len(in)-1]
 	}
 	var lacking ids
-	for err = m.load(ctx, in); err == nil; in = in[1:] {
+	for err = m.load(ctx, in, inTable); err == nil; in = in[1:] {
 		gone, by, err = m.unknown(ctx, t, rows+of, id)
 		if err != nil || gone.count <= most || len(in) == 1 {
 			break
 		}
 		if lacking == nil {
 			lacking = newIDs()
-			err = m.lack(ctx, lacking, m.root.Quoted(), rows+" AND "+m.own(), id)
+			err = m.lack(ctx, lacking, rows+" AND "+m.own(), id)
 		}
 		if err == nil {
 			err = m.readIDs(ctx, in[1], lacking.mayHave)
@@ -253,7 +253,7 @@ func (m *Manager) unarchived(ctx context.Context, t *plain, p *Partition) (gone 
 		if !shown(&m.cfg, t.Facts, &Partition{Fence: p.Fence, Stream: t.base.Stream}) {
 			gone.count = n
 		}
-		return gone, m.load(ctx, periods(Period{})) // no object of it may be lost
+		return gone, m.load(ctx, periods(Period{}), inTable) // no object of it may be lost
 	}
 	gone, _, err = m.missed(ctx, t, Period{t.all[0].Sealed, p.Sealed}, known, before(p), "", c)
 	if gone.count > 0 && !rest.IsZero() {

@@ -42,6 +42,7 @@ type Config struct {
 	looked   time.Duration // likewise
 	again    time.Duration // likewise
 	together int64         // likewise
+	inMemory int           // likewise
 }
 
 // Slot is a slot that reads rows from the database.

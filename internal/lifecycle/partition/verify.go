@@ -3,18 +3,17 @@ package partition
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/replication/catalog"
 	"github.com/outflowhq/outflow/replication/postgres"
-	"github.com/outflowhq/outflow/replication/tablesnapshot"
 )
 
 // margin is how much earlier than a row was written its message may have been stored: clocks differ.
@@ -42,91 +41,6 @@ func periods(of Period) []Period {
 // maxNamed is how many rows a refusal names.
 const maxNamed = 10
 
-// published is what the connection's temporary table has of the stream.
-type published struct {
-	of      []*Partition // for which all ids were read of about the time of their rows
-	left    []Period     // what can be read if rows are missing
-	lacking ids          // of their rows, when some were missing first; nil: none were
-	seen    Seen
-}
-
-// has reports whether what was read was read for a partition.
-func (p *published) has(q *Partition) bool { return p != nil && slices.Contains(p.of, q) }
-
-// load reads the ids of the stream's events, in the first of some periods.
-func (m *Manager) load(ctx context.Context, in []Period) error {
-	if _, err := m.conn.Exec(ctx, "DROP TABLE IF EXISTS "+tablesnapshot.KnownTable); err != nil {
-		return fmt.Errorf("drop the temporary table of what is published: %w", err)
-	}
-	m.published = &published{left: in[1:]}
-	return m.readIDs(ctx, in[0], m.whole)
-}
-
-// whole is that all ids are wanted, if rows have some.
-func (m *Manager) whole([16]byte) bool { return m.cfg.ID != "" }
-
-// lack adds the ids that are not loaded of the rows of a table for which a condition holds. They alone are
-// looked for in other periods, which may have many times as many as were loaded.
-func (m *Manager) lack(ctx context.Context, lacking ids, table, condition string, id catalog.Column) error {
-	rows, err := m.conn.Query(ctx, fmt.Sprintf("SELECT %s FROM ONLY %s t WHERE %s AND NOT %s",
-		tablesnapshot.HashOf("t", id), table, condition, tablesnapshot.Known("t", id)))
-	if err == nil {
-		var hash [16]byte
-		_, err = pgx.ForEachRow(rows, []any{&hash}, func() error {
-			lacking.add(hash)
-			return nil
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("look for rows of %s that are not published: %w", table, err)
-	}
-	return nil
-}
-
-// readIDs adds ids to the temporary table, those that are wanted.
-func (m *Manager) readIDs(ctx context.Context, in Period, wanted func(id [16]byte) bool) error {
-	p, first := m.published, m.published.seen.Stream
-	m.published = nil // unless all goes well
-	err := tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(add func(tablesnapshot.IDHash) error) (
-		err error) {
-		p.seen, err = m.o.Published(ctx, in, func(id [16]byte) error {
-			if !wanted(id) {
-				return nil
-			}
-			return add(id)
-		})
-		p.seen.Stream.Created = p.seen.Stream.Created.Truncate(time.Microsecond)
-		return err
-	})
-	if !first.Created.IsZero() { // some ids are of that one: nothing goes if it was made anew meanwhile
-		p.seen.Stream = Stream{first.Created, max(first.LastSeq, p.seen.Stream.LastSeq)}
-	}
-	if err == nil {
-		m.published = p
-	}
-	return err
-}
-
-// ids are hashes of ids, of which each stands for all with the same first bits: 32 MiB, however many. Of
-// those that are not among a million 0.4 % seem to be.
-type ids []uint64
-
-const idBits = 28
-
-func newIDs() ids { return make(ids, 1<<idBits/64) }
-
-func (s ids) add(id [16]byte) {
-	n := bit(id)
-	s[n/64] |= 1 << (n % 64)
-}
-
-func (s ids) mayHave(id [16]byte) bool {
-	n := bit(id)
-	return s[n/64]&(1<<(n%64)) != 0
-}
-
-func bit(id [16]byte) uint64 { return binary.BigEndian.Uint64(id[:]) >> (64 - idBits) }
-
 // accepts reports whether a person has accepted that these rows are missing. They are only when everything
 // was read.
 func (m *Manager) accepts(gone missing, everything bool) bool {
@@ -140,7 +54,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	case m.cfg.ID == "" && !m.cfg.Archive:
 		m.published = &published{seen: Seen{Stream: s.Stream}}
 	case m.cfg.ID == "": // no object of it may be lost
-		if err := m.load(ctx, periods(Period{})); err != nil {
+		if err := m.load(ctx, periods(Period{}), inMemory); err != nil {
 			return step, err
 		}
 	default:
@@ -203,8 +117,9 @@ func (m *Manager) tooLong(ctx context.Context, s *situation, p *Partition, rows 
 	m.o.Pass.remember(p)
 }
 
-// together is how many rows partitions have at most whose ids are read together.
-const together = 10_000_000
+// together is how many rows partitions have at most whose ids are read together: with those of about their
+// time they are kept in memory.
+const together = maxInMemory / 4 * 3
 
 // together are a partition, and those behind it that are compared next and lie right behind it: the messages
 // are read once for all of them. Those that were refused need not, because everything is read for each.
@@ -247,7 +162,7 @@ func (m *Manager) loadNear(ctx context.Context, of []*Partition) error {
 		}
 		read := func() error { return m.readIDs(ctx, periods(in)[0], m.whole) }
 		if i == 0 {
-			read = func() error { return m.load(ctx, periods(in)) }
+			read = func() error { return m.load(ctx, periods(in), inMemory) }
 		}
 		if err := read(); err != nil {
 			return err
@@ -267,10 +182,7 @@ func (m *Manager) readMore(ctx context.Context, p *Partition) error {
 			if q != p && q.State == Verified {
 				continue
 			}
-			c, which, err := m.compared(ctx, m.conn, q)
-			if err == nil {
-				err = m.lack(ctx, lacking, q.Name, which, c)
-			}
+			err := m.unknownRows(ctx, m.conn, q, "false", func(r unknownRow) { lacking.add(r.id) })
 			switch {
 			case err == nil:
 				known.of = append(known.of, q)
@@ -384,10 +296,6 @@ func (p *Partition) refuse(rows int64, slot string) {
 // rows that are older than what is left are not missed in a partition that Outflow made: all of its rows came
 // by way of the WAL, and the fence shows that they were published.
 func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gone missing, err error) {
-	c, which, err := m.compared(ctx, tx, p)
-	if err != nil {
-		return gone, err
-	}
 	aged := "false"
 	if seen := m.published.seen; p.Made && seen.Removed {
 		t, err := catalog.ReadTable(ctx, tx, p.Name)
@@ -403,13 +311,21 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 			aged = "true"
 		}
 	}
-	err = tx.QueryRow(ctx, fmt.Sprintf(`WITH gone AS MATERIALIZED (SELECT t.%[1]s AS id, %[2]s AS aged
-			FROM ONLY %[3]s t WHERE NOT %[4]s AND %[6]s)
-		SELECT count(*) FILTER (WHERE NOT aged), count(*) FILTER (WHERE aged),
-			ARRAY(SELECT coalesce(id::text, 'NULL') FROM gone WHERE NOT aged LIMIT %[5]d) FROM gone`,
-		postgres.Quote(m.cfg.ID), aged, p.Name, tablesnapshot.Known("t", c), maxNamed,
-		which)).
-		Scan(&gone.count, &gone.aged, &gone.ids)
+	var named []pgtype.TID
+	err = m.unknownRows(ctx, tx.Conn(), p, aged, func(r unknownRow) {
+		switch {
+		case r.aged:
+			gone.aged++
+			return
+		case gone.count < maxNamed:
+			named = append(named, r.at)
+		}
+		gone.count++
+	})
+	if err == nil && len(named) > 0 {
+		err = tx.QueryRow(ctx, fmt.Sprintf("SELECT ARRAY(SELECT coalesce(%s::text, 'NULL') FROM ONLY %s "+
+			"WHERE ctid = ANY ($1))", postgres.Quote(m.cfg.ID), p.Name), named).Scan(&gone.ids)
+	}
 	if err != nil {
 		return gone, fmt.Errorf("look for rows of partition %s that are not published: %w", p.Name, err)
 	}

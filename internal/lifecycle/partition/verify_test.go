@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -328,19 +329,23 @@ func TestAPartitionThatWasRefusedAndIsGoneIsForgotten(t *testing.T) {
 func TestFewIDsAreLoadedForARowThatIsMissing(t *testing.T) {
 	t.Parallel()
 	for lower, reads := range map[string]int{"'2024-05-01'": 3, "MINVALUE": 2} {
-		t.Run(lower, func(t *testing.T) {
-			t.Parallel()
-			fewIDsAreLoaded(t, lower, reads)
-		})
+		for _, inMemory := range []int{1, 3, 4} {
+			t.Run(fmt.Sprintf("%s, %d in memory", lower, inMemory), func(t *testing.T) {
+				t.Parallel()
+				fewIDsAreLoaded(t, lower, reads, inMemory)
+			})
+		}
 	}
 }
 
-func fewIDsAreLoaded(t *testing.T, lower string, reads int) {
+func fewIDsAreLoaded(t *testing.T, lower string, reads, inMemory int) {
 	t.Helper()
 	w := newWorld(t, pgtest.Server(t), 0)
+	w.cfg.inMemory = inMemory
 	w.Exec("CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES FROM (" + lower + ") TO ('2024-05-02')")
 	w.insert(0, 4, true)
 	w.insert(0, 1, false)
+	missing := w.Text("SELECT id FROM outbox ORDER BY ctid DESC LIMIT 1")
 	w.apply()
 	w.confirm(w.Slot)
 	read := w.o.Published
@@ -361,10 +366,15 @@ func fewIDsAreLoaded(t *testing.T, lower string, reads int) {
 	m := w.manager()
 	_, err := m.Apply(outboxdb.Within(t))
 	wantFault(t, err, outbox.Gap, codeUnpublished)
+	if !strings.Contains(err.Error(), missing) {
+		t.Errorf("%s is missing, and it says: %v", missing, err)
+	}
 	var n int
 	must.Succeed(t, m.conn.QueryRow(outboxdb.Within(t), "SELECT count(*) FROM pg_temp.outflow_known").
 		Scan(&n))
-	if n != 4 || len(w.reads) != reads || w.reads[0].Until.IsZero() {
+	n += len(m.published.hashes)
+	if n != 4 || (m.published.in == inTable) != (inMemory < 4) || len(w.reads) != reads ||
+		w.reads[0].Until.IsZero() {
 		t.Errorf("it knows %d ids after %v", n, w.reads)
 	}
 }
