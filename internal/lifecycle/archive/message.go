@@ -82,6 +82,17 @@ func headerBlock(h nats.Header) string {
 	return b.String()
 }
 
+// isText reports whether a header is UTF-8.
+func isText(h nats.Header) bool {
+	isNot := func(s string) bool { return !utf8.ValidString(s) }
+	for name, values := range h {
+		if isNot(name) || slices.ContainsFunc(values, isNot) {
+			return false
+		}
+	}
+	return true
+}
+
 func parseHeaderBlock(block string) (nats.Header, error) {
 	h := nats.Header{}
 	for block != "" {
@@ -131,10 +142,10 @@ func appendLine(b *bytes.Buffer, m *Message, version int) (Hash, error) {
 	if !utf8.ValidString(m.Subject) {
 		return Hash{}, fmt.Errorf("message %d: its subject is not UTF-8", m.Seq)
 	}
-	if block := headerBlock(m.Header); utf8.ValidString(block) {
+	if isText(m.Header) {
 		l.Headers = m.Header
 	} else {
-		l.HeadersRaw = []byte(block)
+		l.HeadersRaw = []byte(headerBlock(m.Header))
 	}
 	if utf8.Valid(m.Data) {
 		s := string(m.Data)
