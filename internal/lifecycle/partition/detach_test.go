@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -533,4 +534,24 @@ func TestWhoDetachesAPartitionThatCouldNotBeDetachedKeepsIt(t *testing.T) {
 		t.Error("a partition that somebody else detached is gone")
 	}
 	w.want(0, Kept)
+}
+
+// TestWhatWasWrittenSinceATransactionIsFound, from the first one on, however long ago or far ahead that is.
+func TestWhatWasWrittenSinceATransactionIsFound(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 3, true)
+	id, err := strconv.ParseInt(w.Text("SELECT max(xmin::text::bigint) FROM outbox"), 10, 64)
+	must.Succeed(t, err)
+	m := w.manager()
+	for since, want := range map[int64]bool{
+		id - 1<<31 - 5: true, id - 1<<31 + 5: true, 1: true, id - 1: true, id: true,
+		id + 1: false, id + 5: false, id + 1<<31 - 5: false, id + 1<<31 + 5: false,
+	} {
+		got, err := m.written(outboxdb.Within(t), w.Conn, &Partition{Name: "outbox_0", DetachXmin: since})
+		must.Succeed(t, err)
+		if got != want {
+			t.Errorf("since %d: %v, and rows are of %d", since, got, id)
+		}
+	}
 }
