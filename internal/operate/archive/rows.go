@@ -239,7 +239,11 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 	}
 	same := postgres.Quote(w.layout.ID) + " = " + id
 	if key, ok := t.Column(w.layout.Mapping.Key); ok {
-		same += " AND " + postgres.Quote(key.Name) + " = " + typed(key, len(w.carry.columns)+1)
+		has, want := postgres.Quote(key.Name), typed(key, len(w.carry.columns)+1)
+		if key.Category != "N" { // of a number a column that is wider now prints more digits
+			has, want = has+"::text", "("+want+")::text" // json, point or hstore have no = that is found
+		}
+		same += " AND " + has + " = " + want
 	}
 	w.insert = func(detached []catalog.Table) (string, error) {
 		var there strings.Builder

@@ -75,6 +75,10 @@ func TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage(t *testing.T) {
 		{"bytea", `\x41`, "", ""},
 		{"char(8)", "ab      ", "", ""},
 		{"numeric(9, 2)", "1.50", "", ""},
+		{"numeric(9, 3)", "1.50", "", ""},
+		{"json", `{"a":  1}`, "", ""}, // types without an operator =
+		{"json", `{"a":  1}`, `NEW.key = '{"a": 1}'`, "rows_columns"},
+		{"point", "(1, 2)", "", ""},
 		{"numeric(9, 1)", "1.55", "", "rows_columns"}, // a column that has become narrower
 		{"timestamptz(0)", "2026-01-31 12:00:00.5+00", "", "rows_columns"},
 		{"varchar(2)", "abc", "", "22001"},
