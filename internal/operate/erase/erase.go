@@ -4,7 +4,9 @@
 package erase
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -339,16 +341,16 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 		return err
 	}
 	c.o.Hit("erase.messages")
-	if err := c.archive(ctx, until); err != nil {
-		return err
-	}
+	// A segment that is lost may take long to come back: what lies elsewhere does not wait for that. The run
+	// that finishes looks for copies behind the archive all the same.
+	failed := c.archive(ctx, until)
 	c.o.Hit("erase.archived")
 	if err := c.eraseCopies(ctx, until); err != nil {
-		return err
+		return errors.Join(failed, err)
 	}
 	c.restoring()
 	c.o.Hit("erase.copies")
-	if err := c.eraseParked(ctx, true); err != nil {
+	if err := cmp.Or(c.eraseParked(ctx, true), failed); err != nil {
 		return err
 	}
 	if len(c.rep.Waiting) > 0 {
