@@ -135,7 +135,11 @@ func (c *command) limits() {
 			add("stream %s, which was restored from the archive, and to which an Outflow publishes: erase "+
 				"the document with the settings of that one", s.name)
 		}
-		if n := c.stays[s.name]; len(n) > 0 {
+		if n := c.stays[s.name]; len(n) > 0 && s.name == c.cfg.Stream {
+			add("%s of the document in stream %s, which was made anew since, from %d on: by their positions "+
+				"written after the erasure began. If they are of an earlier database cluster, erase the "+
+				"document with another request", units.Of(len(n), "message"), s.name, n[0])
+		} else if len(n) > 0 {
 			add("%s of the document in stream %s, from %d on: by their positions written "+
 				"after the erasure began. If they are of an earlier database cluster, delete "+
 				"them: `nats stream rmm %[2]s SEQUENCE`", units.Of(len(n), "message"), s.name, n[0])

@@ -243,6 +243,28 @@ func TestAStreamThatIsMadeAnewByAClockThatWentBackIsNoEarlierOne(t *testing.T) {
 	}
 }
 
+// TestWhatAStreamThatWasMadeAnewKeepsIsNamed: it may have been restored, with events of an earlier database
+// cluster, whose positions say nothing.
+func TestWhatAStreamThatWasMadeAnewKeepsIsNamed(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
+	c.publish("_outflow.1.", "other", 0x9000)
+	c.publish("_outflow.1.", "gone", 0x9000)
+	must.Succeed(t, c.copies(t.Context()))
+	for _, begun := range []time.Duration{0, -time.Hour} {
+		c.rec.Created = c.rec.Created.Add(begun)
+		found, err := c.find(t.Context(), "OUTBOX", 2, asItIs, c.inStream)
+		must.Succeed(t, err)
+		c.limits()
+		const says = "1 message of the document in stream OUTBOX, which was made anew since, from 2 on"
+		named := strings.Contains(strings.Join(c.rep.NotReached, "\n"), says)
+		if goes := len(found) == 1; goes != (begun == 0) || named == goes {
+			t.Errorf("begun %v: %v go, not reached: %q", begun, found, c.rep.NotReached)
+		}
+	}
+}
+
 // TestAnErasureWaitsForWhatItErasedFromThisStream: the request was begun on a longer one, of which the
 // archive of this one will have no message for long.
 func TestAnErasureWaitsForWhatItErasedFromThisStream(t *testing.T) {

@@ -104,12 +104,15 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 	return all, err
 }
 
-// inStream reports whether a message of the stream goes, if it is of the document.
+// inStream says of a message of the stream whether it goes. In one that was made anew since the request was
+// begun, perhaps from the archive, the position alone tells.
 func (c *command) inStream(h nats.Header, seq uint64, _ time.Time) (goes, unsure bool) {
-	if !micro(c.rd.Stream.Created).Equal(c.rec.Created) {
-		seq = 0 // it was made anew
+	header := h.Get(outbox.HeaderName)
+	if micro(c.rd.Stream.Created).Equal(c.rec.Created) {
+		return c.rec.Goes(header, seq), false
 	}
-	return c.rec.Goes(h.Get(outbox.HeaderName), seq), false
+	goes = c.rec.Goes(header, 0)
+	return goes, !goes && !c.rec.IsLast(header)
 }
 
 // goesFrom is that of the request. The stream that there is now is no earlier one than when it was begun: if
