@@ -14,6 +14,7 @@ type choice struct {
 	source Source
 	why    string
 	sum    *Summary // of the selection in that source; nil if it was not read yet
+	whole  bool     // the stream was known to have all of it before it was read
 }
 
 // choose decides where to read from. The stream has the events in their original order; it is read as long as
@@ -45,7 +46,7 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 		if !holds {
 			progress.Step(ctx, "what was removed from the stream is not in it any more: %s", why)
 		}
-		return choice{source: FromStream, why: "--from stream; " + why}, nil
+		return choice{source: FromStream, why: "--from stream; " + why, whole: holds}, nil
 	case r.streamErr != nil && r.cfg.Source.Messages():
 		return choice{}, r.streamErr
 	case r.streamErr != nil:
@@ -53,7 +54,7 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 	}
 	holds, why := r.stream.holds()
 	if holds {
-		return choice{source: FromStream, why: why}, nil
+		return choice{source: FromStream, why: why, whole: true}, nil
 	}
 	if err := r.needTable(ctx); err != nil {
 		return choice{}, r.rangeGone(ctx, fmt.Sprintf("%s. Nor can the table be read instead: %s", why,
@@ -107,8 +108,8 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 		return choice{}, err
 	}
 	if n := len(r.o.Selection.IDs); n > 0 && left.Events == uint64(n) {
-		return choice{FromStream, fmt.Sprintf("stream %s has each of the %d ids", r.stream.name, n), left},
-			nil
+		return choice{source: FromStream, sum: left,
+			why: fmt.Sprintf("stream %s has each of the %d ids", r.stream.name, n)}, nil
 	}
 	demand := func(reason string) error {
 		return fatal("replay_unsure", fmt.Sprintf("%s; %s", why, reason),
@@ -128,12 +129,12 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 		return choice{}, err
 	}
 	if rows.Events == left.Events && left.Events > 0 {
-		return choice{FromStream, fmt.Sprintf("%s, but what it has of the selection (%s) is all that the "+
-			"table has", why, units.Of(left.Events, "event")), left}, nil
+		return choice{source: FromStream, sum: left, why: fmt.Sprintf("%s, but what it has of the "+
+			"selection (%s) is all that the table has", why, units.Of(left.Events, "event"))}, nil
 	}
-	return choice{FromTable, fmt.Sprintf("%s; the table has all %s of the selection that the stream "+
-		"still has, and %d more", why, units.Of(left.Events, "event"),
-		rows.Events-min(rows.Events, left.Events)), rows}, nil
+	return choice{source: FromTable, sum: rows, why: fmt.Sprintf("%s; the table has all %s of the "+
+		"selection that the stream still has, and %d more", why, units.Of(left.Events, "event"),
+		rows.Events-min(rows.Events, left.Events))}, nil
 }
 
 // rangeGone is the error for what neither stream nor table has any more.

@@ -128,6 +128,40 @@ func TestRetentionPassesTheArchiveWhileItIsRead(t *testing.T) {
 	}
 }
 
+// TestRetentionPassesTheStreamBeforeItIsRead: messages that go after it was looked whether all are there are
+// not left out without a word.
+func TestRetentionPassesTheStreamBeforeItIsRead(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 60 {
+		w.publish("outbox.a", true)
+	}
+	purged, twenty := uint64(2), uint64(20) // below 11 at first, then below 20
+	for _, c := range []struct {
+		sel  Selection
+		code string
+	}{
+		{Selection{}, "replay_removed"},
+		{Selection{Seq: Range[uint64]{From: &twenty}}, ""}, // what goes lies before it
+	} {
+		r := &replay{stream: w.source(&c.sel), o: Options{DryRun: true, Selection: c.sel}}
+		chosen, err := r.choose(t.Context())
+		if !chosen.whole {
+			t.Fatal(chosen, err)
+		}
+		purged += 9
+		must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(purged)))
+		rep, err := r.execute(t.Context(), chosen)
+		code := ""
+		if f := outbox.FaultOf(err); f != nil {
+			code = f.Code
+		}
+		if code != c.code || (err == nil) != (c.code == "") {
+			t.Errorf("%+v: %v", rep, err)
+		}
+	}
+}
+
 // TestAnArchiveOfOtherMessagesIsRefused: the broker lost what was archived, and others came in its place.
 func TestAnArchiveOfOtherMessagesIsRefused(t *testing.T) {
 	t.Parallel()

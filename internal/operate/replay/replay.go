@@ -313,6 +313,9 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 		} else {
 			err = r.stream.summarize(ctx, after, c.sum, nil)
 		}
+		if err == nil && c.whole {
+			err = r.stream.stillHolds(ctx)
+		}
 		if err != nil {
 			return nil, err
 		}

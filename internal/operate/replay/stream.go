@@ -145,6 +145,22 @@ func (s *streamSource) holds() (bool, string) {
 		"selection", s.exists(), s.first-1)
 }
 
+// stillHolds makes sure, after the selection was summarized, that the stream holds it still: what retention
+// took after it was opened, and before it was read, would be missing without a word.
+func (s *streamSource) stillHolds(ctx context.Context) error {
+	if s.past != nil || s.stream == nil {
+		return nil // see stillAll
+	}
+	now := streamSource{js: s.js, api: s.api, name: s.name, match: s.match, extractor: s.extractor}
+	if err := now.open(ctx); err != nil {
+		return err
+	}
+	if holds, why := now.holds(); !holds {
+		return s.vanished("some of the selection may have been removed while it was read: " + why)
+	}
+	return nil
+}
+
 // holdsSequences says whether the messages of a range of sequences are all there.
 func (s *streamSource) holdsSequences() (bool, string) {
 	r := s.match.sel.Seq
