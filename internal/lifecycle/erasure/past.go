@@ -156,6 +156,10 @@ const maxRemembered = 1 << 16
 // Past tells of messages whether they were erased. For a document that it has not seen it computes an HMAC
 // for each request.
 type Past struct {
+	// Now is when the stream was made that there is. It is no earlier one than a request's: if it was made
+	// before that, the broker's clock was set back. Zero: there is none.
+	Now time.Time
+
 	q      catalog.Querier
 	system string
 	all    []*Record
@@ -205,12 +209,17 @@ func (p *Past) gone(ctx context.Context, r *Record, created time.Time, header st
 	if r.System != p.system {
 		cut.Cut = 0
 	}
+	if created.Equal(p.Now) && created.Before(r.Created) {
+		gone = cut.Goes(header, 0)
+	} else {
+		gone = cut.GoesFrom(created, header, seq)
+	}
 	switch {
 	case r.IsLast(header):
 		return false, nil
 	case r.Cut == 0: // not known yet
 		return true, nil
-	case cut.GoesFrom(created, header, seq):
+	case gone:
 		return true, nil
 	case r.System == p.system && created.Equal(r.Created):
 		return false, nil

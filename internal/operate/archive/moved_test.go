@@ -25,6 +25,7 @@ import (
 func TestRowsOfAMovedDatabaseArePutBack(t *testing.T) {
 	t.Parallel()
 	made := time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC)
+	earlier, later := made.Add(-time.Hour), made.Add(time.Hour)
 	of := func(id string, lsn outbox.LSN, seq uint64) *archive.Message {
 		h := outbox.Header{ID: id, Pos: outbox.Position{LSN: lsn}, Of: 1, Due: lsn, Thru: lsn}
 		return &archive.Message{Seq: seq, Subject: "outbox.gone",
@@ -39,25 +40,32 @@ func TestRowsOfAMovedDatabaseArePutBack(t *testing.T) {
 		name    string
 		system  string    // of the request; "": this server's
 		created time.Time // the stream's that was archived
+		now     time.Time // of the one that there is
 		all     []one
 	}{
-		{"by the old cluster, from this stream", "7000", made, []one{
+		{"by the old cluster, from this stream", "7000", made, made, []one{
 			{of("1", cut-16, 90), true},
 			{of("2", cut-8, 120), true}, // was on its way when the rows were deleted
 			{of("3", cut/4096, 2000), false}}},
-		{"by the old cluster, from a former stream", "7000", made.Add(-time.Hour), []one{
+		{"by the old cluster, from a former stream", "7000", earlier, made, []one{
 			{of("3", cut+16, 7), true}}},
-		{"by the old cluster, and the stream came from a copy", "7000", made.Add(time.Hour), []one{
+		{"by the old cluster, and the stream came from a copy", "7000", later, later, []one{
 			{of("1", cut-16, 90), true},
 			{of("3", cut/4096, 2000), false}}},
-		{"by this one", "", made, []one{
+		{"by this one", "", made, made, []one{
 			{of("1", cut+16, 90), true}, // of the old one, whose WAL was longer
 			{of("2", cut-8, 120), true},
 			{of("3", cut-8, 121), true},
 			{of("3", cut+16, 2000), false}}},
-		{"by this one, and the stream came from a copy", "", made.Add(time.Hour), []one{
+		{"by this one, and the stream came from a copy", "", later, later, []one{
 			{of("1", cut+16, 90), true},
 			{of("3", cut+16, 2000), false}}},
+		{"by this one, and the clock was set back", "", earlier, earlier, []one{
+			{of("1", cut+16, 90), true},
+			{of("2", cut-8, 7), true},
+			{of("3", cut+16, 8), false}}},
+		{"by this one, before the stream", "", earlier, made.Add(-time.Minute), []one{
+			{of("3", cut+16, 8), true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -88,7 +96,7 @@ func TestRowsOfAMovedDatabaseArePutBack(t *testing.T) {
 			w.carry, err = newCarrier(config.Config{Subject: "outbox.{doc_id}"}, w.layout)
 			must.Succeed(t, err)
 			w.carry.computed = false // these have no key
-			must.Succeed(t, w.readErasures(ctx, conn, c.created))
+			must.Succeed(t, w.readErasures(ctx, conn, c.created, c.now))
 			for _, m := range c.all {
 				values, _, err := w.carry.row(m.m)
 				must.Succeed(t, err)

@@ -180,7 +180,11 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 		}
 		defer postgres.Close(asked)
 	}
-	if err := w.readErasures(ctx, asked, a.Created()); err != nil {
+	st, err := l.NATS.State(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.readErasures(ctx, asked, a.Created(), st.Created); err != nil {
 		return nil, err
 	}
 	return w.rep, w.run(ctx, a)
@@ -264,12 +268,16 @@ func (w *rowWriter) prepare(cfg config.Config) (err error) {
 
 const byteaOID = 17
 
-// readErasures reads what must not come back. The connection is asked of each message of such a document.
-func (w *rowWriter) readErasures(ctx context.Context, conn *pgx.Conn, created time.Time) (err error) {
-	w.erased, err = erasure.OpenPast(ctx, conn, w.layout.Table)
+// readErasures reads what must not come back. The connection is asked of each message of such a document. The
+// archive is of a stream that was made at a time; now is that of the one that there is.
+func (w *rowWriter) readErasures(ctx context.Context, conn *pgx.Conn, created, now time.Time) (err error) {
+	if w.erased, err = erasure.OpenPast(ctx, conn, w.layout.Table); err != nil {
+		return err
+	}
 	w.created = created.UTC().Truncate(time.Microsecond)
+	w.erased.Now = now.UTC().Truncate(time.Microsecond)
 	w.doc = slices.Index(w.carry.columns, w.layout.Mapping.Doc)
-	return err
+	return nil
 }
 
 // wasErased reports whether a message with these values is one of a document that was erased.
