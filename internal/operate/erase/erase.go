@@ -321,6 +321,10 @@ func (c *command) erase(ctx context.Context, m *partition.Manager) (err error) {
 	c.rep.Erased = true
 	defer c.fill()
 	c.o.Hit("erase.begun")
+	// What was read before may be older than the cut of a run that has just ended.
+	if c.rd.Server, err = c.l.Session.Server(ctx); err != nil {
+		return err
+	}
 	if err := c.sameServer(); err != nil {
 		return err
 	}

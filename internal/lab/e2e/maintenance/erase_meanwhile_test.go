@@ -1,11 +1,14 @@
 package maintenance
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/internal/lab/harness"
@@ -46,6 +49,42 @@ func TestCopiesAreErasedWhileASegmentIsLost(t *testing.T) {
 	}
 	if found := filesWith(t, dir, "outbox."+doc); len(found) > 0 {
 		t.Errorf("it is still in %q", found)
+	}
+	f.MustStop(t)
+}
+
+// TestACutThatAnotherRunHasJustNotedIsOfThisServer: two runs of a request, as by cron and by hand. The second
+// one has read how far the server is before the first one notes its cut.
+func TestACutThatAnotherRunHasJustNotedIsOfThisServer(t *testing.T) {
+	t.Parallel()
+	const doc = "gone"
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasetwo")
+	harness.Insert(t, f.Conn, doc, 1, "{}")
+	harness.AwaitMessages(t, f.JS, f.Stream, 1)
+	args := []string{"--doc", doc, "--request", "r", "--yes"}
+	if c, said, code := erase(t, f, args...); code != 1 || !waits(said) {
+		t.Fatalf("exit code %d: %+v\n%s", code, c, said)
+	}
+	first, err := pgx.Connect(t.Context(), f.URL)
+	harness.Must(t, err)
+	defer first.Close(context.Background()) //nolint:errcheck // the test is over
+	harness.Exec(t, first, "BEGIN; LOCK TABLE outflow_erasures IN ACCESS EXCLUSIVE MODE")
+	said := make(chan string, 1)
+	go func() {
+		_, text, code := f.Run(append([]string{"erase", "--json", "--wait", "0s"}, args...)...)
+		said <- fmt.Sprintf("exit code %d: %s", code, text)
+	}()
+	harness.Eventually(t, "the second one waits for the first one", func() error {
+		if harness.Value[int](t, f.Conn, "SELECT count(*) FROM pg_locks WHERE NOT granted AND "+
+			"relation = 'outflow_erasures'::regclass") == 0 {
+			return fmt.Errorf("it does not yet")
+		}
+		return nil
+	})
+	harness.Insert(t, f.Conn, "another", 2, "{}")
+	harness.Exec(t, first, "UPDATE outflow_erasures SET cut = pg_current_wal_insert_lsn(); COMMIT")
+	if text := <-said; strings.Contains(text, "erase_server") {
+		t.Error(text)
 	}
 	f.MustStop(t)
 }
