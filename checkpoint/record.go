@@ -113,7 +113,7 @@ type Attempt struct {
 	Seq   uint64    `json:"seq"`
 	Where string    `json:"where,omitempty"` // the rows for which this holds, and that were missing then
 	Sum   uint64    `json:"sum"`             // of the hashes of their ids
-	At    time.Time `json:"at"`              // when it began, UTC
+	At    time.Time `json:"at"`              // when it began, by the broker's clock, UTC
 }
 
 func (r *Record) validateBegun() error {

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	catalogue "github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/lab/await"
@@ -124,6 +125,33 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
 	if err != nil || h.Pos.Index != outbox.RepairedIndex+rows+2 { // it is one event's for ever
 		t.Errorf("%v, %v", h, err)
+	}
+}
+
+// TestTheBrokerSaysHowOldIsWhatWasPublished, whatever the clock here says: an empty stream had it if it is too
+// old.
+func TestTheBrokerSaysHowOldIsWhatWasPublished(t *testing.T) {
+	t.Parallel()
+	age := func(c *jetstream.StreamConfig) { c.MaxAge, c.Duplicates = 10*time.Minute, time.Minute }
+	ctx, cfg, _, _ := limited(t, age, "", 0)
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rd, err := l.Read(ctx)
+	must.Succeed(t, err)
+	for _, ahead := range []time.Duration{-time.Hour, time.Hour} {
+		s, begun := &scan{r: &repair{cfg: cfg}, l: l}, &checkpoint.Begun{}
+		rd := rd
+		rd.Stream.Now, rd.Stream.NewestSeq = rd.Stream.Now.Add(ahead), 0
+		s.addAttempt(begun, rd)
+		s.attempts = []attempt{{Attempt: begun.Attempts[0]}}
+		for after, want := range map[time.Duration]uint64{time.Minute: 0, 20 * time.Minute: rows} {
+			later := rd
+			later.Stream.Now = rd.Stream.Now.Add(after)
+			if to, err := s.publishedTo(ctx, later); err != nil || to != want {
+				t.Errorf("%v, %v later: %d, %v", ahead, after, to, err)
+			}
+		}
 	}
 }
 

@@ -203,13 +203,13 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 }
 
 // publishedTo is up to where the stream has what attempts have published, or had it. An empty stream may have
-// lost it, unless all of it is too old.
+// lost it, unless all of it is too old, by the broker's clock, as they are: this process may run elsewhere.
 func (s *scan) publishedTo(ctx context.Context, rd backfill.Readings) (uint64, error) {
 	if rd.Stream.NewestSeq > 0 {
 		return rd.Stream.NewestSeq, nil
 	}
 	limits, err := s.l.NATS.Limits(ctx)
-	if age := time.Since(s.attempts[len(s.attempts)-1].At); limits.Age == 0 || age < limits.Age {
+	if age := rd.Stream.Now.Sub(s.attempts[len(s.attempts)-1].At); limits.Age == 0 || age < limits.Age {
 		return 0, err
 	}
 	return rd.Stream.LastSeq, err
@@ -225,9 +225,10 @@ func (s *scan) sum() (n uint64) {
 	return n
 }
 
-// addAttempt adds an attempt that publishes what is missing, unless it goes on with the last one.
-func (s *scan) addAttempt(to *checkpoint.Begun) {
-	at, now := s.anchor.Seq, time.Now().UTC()
+// addAttempt adds an attempt that publishes what is missing, unless it goes on with the last one. rd is what
+// was read before.
+func (s *scan) addAttempt(to *checkpoint.Begun, rd backfill.Readings) {
+	at, now := s.anchor.Seq, rd.Stream.Now.Add(time.Since(rd.Now)).UTC() // by the broker's clock
 	all := slices.DeleteFunc(slices.Clone(to.Attempts), func(a checkpoint.Attempt) bool {
 		return a.Seq >= at // the stream has gone back, or nothing was published
 	})
