@@ -128,8 +128,8 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 	}
 }
 
-// TestTheBrokerSaysHowOldIsWhatWasPublished, whatever the clock here says: an empty stream had it if it is too
-// old.
+// TestTheBrokerSaysHowOldIsWhatWasPublished, whatever the clock here says: an empty stream had it if it is
+// too old.
 func TestTheBrokerSaysHowOldIsWhatWasPublished(t *testing.T) {
 	t.Parallel()
 	age := func(c *jetstream.StreamConfig) { c.MaxAge, c.Duplicates = 10*time.Minute, time.Minute }
@@ -436,5 +436,77 @@ func TestRepairsThatAreKilledAtRandomPublishEachRowOnce(t *testing.T) {
 	report, err := run(ctx, cfg, Options{Accept: accept, Where: "doc_id IN ('dd', 'e', 'f')"})
 	if seq, _ := last(t, ctx, s); err != nil || seq != rows+10 {
 		t.Errorf("%s\nthe stream ends at %d: %+v, %v", said, seq, report, err)
+	}
+}
+
+// TestWhatTheLimitsHaveTakenSinceIsNotPublishedAgain: a killed repair has pushed it out of the stream, it
+// comes behind what that has published, and the condition holds for it too.
+func TestWhatTheLimitsHaveTakenSinceIsNotPublishedAgain(t *testing.T) {
+	t.Parallel()
+	type kill = func(*testing.T, context.Context, config.Config, Options)
+	for name, c := range map[string]struct {
+		kill kill
+		left uint64
+	}{"in the middle": {killedInside, 1}, "when all was published": {killed, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s, db := limited(t, func(c *jetstream.StreamConfig) { c.MaxMsgs = rows }, "", 0)
+			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+				SELECT 'c', 'a', n, '{}' FROM generate_series(1, 3) n`)
+			o := Options{Accept: "slot_missing", Where: "doc_id IN ('c', 'd')"}
+			for range 2 {
+				c.kill(t, ctx, cfg, o)
+				o.Accept = "repair_unfinished"
+			}
+			report, err := run(ctx, cfg, o)
+			seq, key := last(t, ctx, s)
+			if err != nil || report.Published != c.left || seq != rows+3 || !strings.HasSuffix(key, "3") {
+				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+			}
+		})
+	}
+}
+
+// TestARowThatCameWithoutWALIsNotTakenForOneThatIsGone: it was attached with a partition, and sorts before
+// what the killed repair has published last.
+func TestARowThatCameWithoutWALIsNotTakenForOneThatIsGone(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 4)
+	o := Options{Accept: "slot_missing", Where: "doc_id IN ('dd', 'e') AND actor_id = 'a'"}
+	db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('dd', 'b', 1, '{}')")
+	killedInside(t, ctx, cfg, o)
+	o.Accept = "repair_unfinished"
+	killedInside(t, ctx, cfg, o)
+	db.Exec("UPDATE outbox SET actor_id = 'a' WHERE doc_id = 'dd'") // the WAL has no insert of it
+	_, err := run(ctx, cfg, o)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	o.Where = "doc_id = 'e' AND counter > 2"
+	report, err := run(ctx, cfg, o)
+	if seq, _ := last(t, ctx, s); err != nil || report.Published != 2 || seq != rows+4 {
+		t.Fatalf("%d: %+v, %v", seq, report, err)
+	}
+}
+
+// TestAForeignMessageThatIsGoneHidesNoRow: it is not one that the killed repair has published, as the newest
+// one tells.
+func TestAForeignMessageThatIsGoneHidesNoRow(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	killedInside(t, ctx, cfg, o)
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	info, err := s.Info(ctx)
+	must.Succeed(t, err)
+	_, err = nc.Request(strings.TrimSuffix(info.Config.Subjects[0], ">")+"outbox.g", nil, time.Minute)
+	must.Succeed(t, err)
+	o.Accept = "repair_unfinished"
+	killedInside(t, ctx, cfg, o)
+	must.Succeed(t, s.DeleteMsg(ctx, rows+2))
+	report, err := run(ctx, cfg, o)
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+5 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
 	}
 }

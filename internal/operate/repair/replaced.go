@@ -89,13 +89,21 @@ func (s *scan) candidate(id idHash) bool {
 	return is
 }
 
-// missing reports whether a row that is a candidate, or that an attempt looked at, is in no message.
-func (s *scan) missing(id idHash) bool {
+// was is where a row was found that is a candidate, or that an attempt looked at.
+func (s *scan) was(id idHash) outcome {
 	was, candidate := s.outcomes[id]
 	if !candidate {
 		was = s.beside[id]
 	}
-	return was == missing
+	return was
+}
+
+// missing reports whether such a row is in no message.
+func (s *scan) missing(id idHash) bool { return s.was(id) == missing }
+
+// missingOf are those of them.
+func (s *scan) missingOf(ids []idHash) []idHash {
+	return slices.DeleteFunc(slices.Clone(ids), func(id idHash) bool { return !s.missing(id) })
 }
 
 // attemptAt is the attempt that published a message at that sequence; -1: none did.
@@ -141,7 +149,8 @@ func sum(ids []idHash) (n uint64) {
 // An attempt publishes rows in their order, so it has published as many of the first ones as there are
 // sequences that are its own. By their sum they are the rows that were missing then. If they are not, because
 // some were deleted, or because it has itself replaced what it found in the stream, its newest message tells:
-// whatever comes before that was in the stream, unless the WAL behind another anchor was to bring it.
+// whatever comes before that was in the stream, unless the WAL behind another anchor was to bring it. What it
+// found, and what the stream has replaced or discarded, may come behind that as well: see behind.
 func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if s.snap == nil || len(s.attempts) == 0 {
 		return nil
@@ -150,7 +159,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 	if err != nil {
 		return err
 	}
-	known, removed := rd.Explained(s.again), rd.Removed(s.again)
+	known := rd.Explained(s.again)
 	for i := range s.attempts {
 		a := &s.attempts[i]
 		to := end
@@ -163,43 +172,108 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		gone := max(0, int(to-a.Seq)-int(known.Within(a.Seq+1, to).Count())-a.all)
 		n := gone + a.there
 		rows := make([]idHash, 0, len(a.rows)) // that were missing then
+		left := found{int(a.Found), a.FoundSum}
 		for _, id := range a.rows {
 			if by, is := s.by[id]; is && by >= i || s.missing(id) {
 				rows = append(rows, id)
+			} else if s.was(id) == inStream {
+				left = left.less(id)
 			}
 		}
+		left.n = max(0, min(left.n, int(s.removed)-int(a.Removed))) // the others were deleted
 		// in another stream, or of another past of the server, that would tell nothing
 		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
-		first, newest, here := rows, false, false
-		if at := slices.Index(rows, a.latest); exact {
-			first = rows[:min(n, len(rows))]
-		} else if a.there > 0 && at >= 0 && a.last == to {
-			// in a new slot, others may have been written since
-			first, newest, here = rows[:at], true, keep && a.anchor == s.anchor.Due
-		}
-		lost := slices.DeleteFunc(slices.Clone(first), func(id idHash) bool { return !s.missing(id) })
-		here = here && len(lost) >= gone
+		at := slices.Index(rows, a.latest)
+		told := a.there > 0 && at >= 0 && a.last == to // by the newest message how far it came
+		first, rest, here := rows, []idHash(nil), false
 		switch {
-		case here, exact && len(lost) == gone:
-			for _, id := range lost {
-				s.set(id, inStream)
-			}
-			s.replaced += uint64(len(lost))
-		case gone == 0 && (!newest || removed == 0): // nothing is
+		case exact && told:
+			first = rows[:at+1]
+		case exact:
+			first = rows[:min(n, len(rows))]
+		case told: // in a new slot, others may have been written since
+			first, rest, here = rows[:at], s.missingOf(rows[at:]), keep && a.anchor == s.anchor.Due
+		}
+		lost := s.missingOf(first)
+		here = here && len(lost) >= gone && len(lost)-gone <= left.n
+		if here && gone == 0 && sum(rows)-sum(lost) == a.Sum { // they were all missing then
+			rest = nil
+		}
+		switch {
+		case here, exact && (told || len(lost) == gone):
+			s.setInStream(lost)
+		case gone == 0 && left.n == 0: // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
-			return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %s "+
-				"that the stream %s no longer has, and %s that it may have published, or replaced, %s in no "+
-				"message: whether it has can't be told", units.Of(gone, "event"), s.r.cfg.Stream,
-				units.Of(len(lost), "row"), units.Agree(len(lost), "is", "are")),
-				"Leave those rows out with --where. What of them is missing all the same, publish "+
-					"afterwards: outflow repair --accept rows_missing --where ...")
+			return s.cantTell(gone, lost)
 		default: // they are left out
 			s.replaced += uint64(gone)
 		}
+		behind, ok := left.behind(lost, rest, gone, here)
+		if !ok && slices.ContainsFunc(rest, s.candidate) {
+			return s.cantTell(gone, rest)
+		}
+		s.setInStream(behind)
+		_, todo := s.of(missing)
 		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
-			(here || exact && a.Sum-sum(rows[:min(n, len(rows))]) == s.sum())
+			(here || exact && a.Sum-sum(first) == todo)
 	}
 	return nil
+}
+
+// setInStream notes rows that were in the stream, and that it has replaced or discarded.
+func (s *scan) setInStream(ids []idHash) {
+	for _, id := range ids {
+		s.set(id, inStream)
+	}
+	s.replaced += uint64(len(ids))
+}
+
+// cantTell is the fault of rows of which an attempt may have published or replaced some, beside what of its
+// own is gone.
+func (s *scan) cantTell(gone int, rows []idHash) *outbox.Fault {
+	return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %s "+
+		"that the stream %s no longer has, and %s that it may have published, or replaced, %s in no "+
+		"message: whether it has can't be told", units.Of(gone, "event"), s.r.cfg.Stream,
+		units.Of(len(rows), "row"), units.Agree(len(rows), "is", "are")),
+		"Leave those rows out with --where. What of them is missing all the same, publish "+
+			"afterwards: outflow repair --accept rows_missing --where ...")
+}
+
+// found are rows that an attempt found in the stream and that are not there any more: how many, and the sum
+// of their hashes.
+type found struct {
+	n   int
+	sum uint64
+}
+
+func (f found) less(id idHash) found { return found{f.n - 1, f.sum - id.sum()} }
+
+// behind finds those of them that come behind the attempt's newest message. Before that, lost are in no
+// message, of which gone were published. If here, the others of lost were found. ok is false if it can't be
+// told which ones of rest they are: the sum must be that of neighbours.
+func (f found) behind(lost, rest []idHash, gone int, here bool) (of []idHash, ok bool) {
+	before := len(lost)
+	switch {
+	case f.n == 0, here && f.n == before-gone:
+		return nil, true
+	case here && gone == 0:
+		f = found{f.n - before, f.sum - sum(lost)}
+		before = 0
+	case here && gone == before:
+		before = 0
+	default:
+		rest = slices.Concat(lost, rest)
+	}
+	var last uint64 // the sum of the last f.n ones
+	for i, id := range rest {
+		if last += id.sum(); i >= f.n {
+			last -= rest[i-f.n].sum()
+		}
+		if to := i + 1; to >= f.n && last == f.sum {
+			return rest[max(to-f.n, before):max(to, before)], true
+		}
+	}
+	return nil, false
 }
 
 // publishedTo is up to where the stream has what attempts have published, or had it. An empty stream may have
@@ -215,14 +289,14 @@ func (s *scan) publishedTo(ctx context.Context, rd backfill.Readings) (uint64, e
 	return rd.Stream.LastSeq, err
 }
 
-// sum is that of what is missing.
-func (s *scan) sum() (n uint64) {
+// of counts the candidates of an outcome, with their sum.
+func (s *scan) of(what outcome) (n, sum uint64) {
 	for id, was := range s.outcomes {
-		if was == missing {
-			n += id.sum()
+		if was == what {
+			n, sum = n+1, sum+id.sum()
 		}
 	}
-	return n
+	return n, sum
 }
 
 // addAttempt adds an attempt that publishes what is missing, unless it goes on with the last one. rd is what
@@ -235,7 +309,10 @@ func (s *scan) addAttempt(to *checkpoint.Begun, rd backfill.Readings) {
 	if n := len(all); s.goesOn && n == len(s.attempts) {
 		all[n-1].At = now
 	} else {
-		all = append(all, checkpoint.Attempt{Seq: at, Where: s.r.o.Where, Sum: s.sum(), At: now})
+		a := checkpoint.Attempt{Seq: at, Where: s.r.o.Where, Removed: s.removed, At: now}
+		_, a.Sum = s.of(missing)
+		a.Found, a.FoundSum = s.of(inStream)
+		all = append(all, a)
 	}
 	to.Attempts = all
 }

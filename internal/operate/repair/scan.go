@@ -81,6 +81,7 @@ type scan struct {
 
 	archived  uint64           // messages that only the archive has
 	went      uint64           // without an archive: what went from the front while it was read
+	removed   uint64           // messages that nobody has any more
 	again     outbox.Sequences // what the broker had lost, and came again
 	withoutID int              // messages of ours without an event id
 	foreign   int              // messages without our header, above the record's base
