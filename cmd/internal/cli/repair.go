@@ -45,7 +45,7 @@ Exit code 0 if there is no gap or it was closed, 4 if there is one, 2 if --accep
 server can't be reached, ...), 5 if a missing row can't be published, 1 if it was interrupted or has lost a
 server on the way.`,
 		Example: "  outflow repair --config outflow.yaml\n  outflow repair --accept slot_missing --where " +
-			"\"created_at > now() - interval '2 days'\"",
+			"\"created_at > '2026-10-25 12:00Z'\"",
 	}, func(ctx context.Context, cfg config.Config) error {
 		if o.Check && o.Accept != "" {
 			return &outbox.Fault{
