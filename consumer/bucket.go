@@ -229,6 +229,7 @@ func (s *documentStore) acquire(ctx context.Context, _ avoids) (*state, error) {
 	for source, offsets := range d.Offsets {
 		st.Offsets[source] = maps.Clone(offsets)
 	}
+	st.Furthest = newest(st.Offsets[replay].list()).Seq
 	return st, nil
 }
 

@@ -84,6 +84,8 @@ type state struct {
 	Created    map[string]time.Time // of the streams that the offsets refer to, by source
 	// by source, of this instance's partitions; none if the source was never read
 	Offsets map[string]offsets
+	// Furthest is the newest offset of all partitions in the replay, also of those of other instances.
+	Furthest uint64
 }
 
 // switchable reports whether all offsets of a layout stand at the barrier, and those of a replay at one

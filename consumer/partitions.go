@@ -297,6 +297,12 @@ func (s *postgres) acquireIn(ctx context.Context, tx pgx.Tx, st *state, avoids a
 	if err != nil {
 		return nil, err
 	}
+	var furthest int64
+	if err := tx.QueryRow(ctx, `SELECT coalesce(pg_catalog.max(seq), 0) FROM `+marks+` WHERE name = $1
+		AND source = 'replay'`, s.cfg.Name).Scan(&furthest); err != nil {
+		return nil, err
+	}
+	st.Furthest = uint64(furthest)
 	rows, err := tx.Query(ctx, `UPDATE `+marks+` SET epoch = $2, owner = $4 WHERE name = $1
 		AND partition = ANY ($3) RETURNING source, partition, seq, due::text, n, lsn::text, i, holed`,
 		s.cfg.Name, s.epoch, claimed, s.me)

@@ -441,3 +441,37 @@ func TestAnotherLayoutKeepsAReplayWhoseOffsetMoves(t *testing.T) {
 		t.Errorf("%d offsets of the replay, %d of the stream", replays, partitions)
 	}
 }
+
+// TestAnotherLayoutDoesNotWaitForTheEndOfAReplayThatIsGone: one partition had come to it, and another one had
+// not, when it was removed, such as by an erasure.
+func TestAnotherLayoutDoesNotWaitForTheEndOfAReplayThatIsGone(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(20, 5)
+	publish(t, js, all...)
+	w.start(w.onStream(js, func(c *Config) { c.Partitions = 2 }), handler)
+	w.await(all)
+	publishReplay(t, js, all[:5])
+	w.await(append(slices.Clone(all), all[:5]...))
+	w.awaitOffsets(20)
+	w.newest.stopped()
+	of, err := js.Stream(t.Context(), replayStream("OUTBOX"))
+	must.Succeed(t, err)
+	must.Succeed(t, of.DeleteMsg(t.Context(), 4))
+	must.Succeed(t, of.DeleteMsg(t.Context(), 5))
+	w.exec("UPDATE outflow_mark SET seq = 3 WHERE source = 'replay' AND partition = 1")
+
+	w.start(w.onStream(js, func(c *Config) { c.Partitions = 3 }), handler)
+	await.Until(t, "the layout", func() error {
+		var n, at int
+		err := w.mine.QueryRow(t.Context(), "SELECT count(*), count(*) FILTER (WHERE seq = 5) "+
+			"FROM outflow_mark WHERE source = 'replay'").Scan(&n, &at)
+		if err == nil && (n != 3 || at != 3) {
+			err = fmt.Errorf("%d offsets of the replay, %d at its end", n, at)
+		}
+		return err
+	})
+	w.newest.stopped()
+	w.exactly(append(all, all[:5]...))
+}
