@@ -391,7 +391,8 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 	}
 	for {
 		created, last, due, err := r.replayed(ctx, st)
-		if err == nil && last == 0 && st.Offsets[replay] != nil && st.Wanted != nil {
+		lacks := st.Offsets[replay] == nil && !st.Created[replay].IsZero()
+		if err == nil && last == 0 && (lacks || st.Offsets[replay] != nil && st.Wanted != nil) {
 			// No instance will read on, and another layout waits for all offsets to be at one place.
 			err = r.store.endReplay(ctx, func(ctx context.Context) (is bool, err error) {
 				created, last, due, err = r.replayed(ctx, st)
@@ -403,6 +404,14 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		}
 		if err != nil || !due {
 			return err
+		}
+		if lacks && st.Created[replay].Equal(created) { // a change of the layout in an earlier version
+			of := replayStream(r.cfg.Stream)
+			return fault(ErrStream, nil, fmt.Sprintf("Purge what is left of it (`nats stream purge %s "+
+				"--subject '%s>'`), and replay again what has not had its effect", of,
+				replayPrefix(r.cfg.Stream, r.cfg.Name)), "consumer %s has begun to read the replay in "+
+				"stream %s, and its marks in it are gone: nobody can tell how much of it is done", r.cfg.Name,
+				of)
 		}
 		if st.Offsets[replay] == nil || !st.Created[replay].Equal(created) {
 			if err := r.store.beginReplay(ctx, created, st.Created[replay]); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // A transaction that an earlier claim has open on a replay keeps others from its partition alone.
@@ -474,4 +476,40 @@ func TestAnotherLayoutDoesNotWaitForTheEndOfAReplayThatIsGone(t *testing.T) {
 	})
 	w.newest.stopped()
 	w.exactly(append(all, all[:5]...))
+}
+
+// TestAReplayWithoutItsOffsetsIsToldAndEnds: nobody can tell how much of it was done. When it is purged, what
+// is replayed next is read.
+func TestAReplayWithoutItsOffsetsIsToldAndEnds(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(20, 5)
+	publish(t, js, all...)
+	w.start(w.onStream(js, nil), handler)
+	w.await(all)
+	publishReplay(t, js, all[:5])
+	done := append(slices.Clone(all), all[:5]...)
+	w.await(done)
+	w.newest.stopped()
+	w.exec("DELETE FROM outflow_mark WHERE source = 'replay'")
+	r := w.start(w.onStream(js, nil), handler)
+	const way = "nats stream purge OUTBOX_replay --subject '_outflow_replay.OUTBOX.orders.>'"
+	if err := r.ends(); !errors.Is(err, ErrStream) || !strings.Contains(outbox.FaultOf(err).Hint, way) {
+		t.Errorf("%v", err)
+	}
+	of, err := js.Stream(t.Context(), replayStream("OUTBOX"))
+	must.Succeed(t, err)
+	must.Succeed(t, of.Purge(t.Context()))
+	r = w.start(w.onStream(js, nil), handler)
+	await.Until(t, "the end of the replay", func() error {
+		var n int
+		err := w.mine.QueryRow(t.Context(), "SELECT count(replay_created) FROM outflow_consumer").Scan(&n)
+		if err == nil && n != 0 {
+			err = errors.New("it is not ended")
+		}
+		return err
+	})
+	publishReplayed(t, js, 5, all[5:8])
+	w.await(append(done, all[5:8]...))
 }
