@@ -280,9 +280,12 @@ func (w *worker) release(d *parkedDocument) error {
 			if since.IsZero() {
 				since = time.Now()
 			}
+			advised, next := adviceOf(err), e.Attempt
+			if !conflict(err) && !advised.waits() {
+				next++
+			}
 			w.met.held(w.track.failed(FailingEvent{Partition: w.partition, Document: e.Document,
-				Sequence: e.seq, Attempt: e.Attempt, Since: since, Held: adviceOf(err).how == halt,
-				Err: err}))
+				Sequence: e.seq, Attempt: next, Since: since, Held: advised.how == halt, Err: err}))
 			return err
 		}
 		return w.keepOpen(ctx, tx) // an event whose call takes too long has failed

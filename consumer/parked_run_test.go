@@ -214,6 +214,50 @@ func TestAReleasedEventThatHaltsIsTold(t *testing.T) {
 	failing(false)
 }
 
+// TestTheStateNamesTheAttemptOfAReleaseThatIsDue: an attempt that has to wait does not count.
+func TestTheStateNamesTheAttemptOfAReleaseThatIsDue(t *testing.T) {
+	t.Parallel()
+	w, s, src := newHarness(t), &publisher{}, newMemoryStream()
+	src.publish(s.events(1, 1)...)
+	c := w.consumer(w.config(src))
+	c.cfg.poll, c.cfg.MaxAttempts = 20*time.Millisecond, 1000
+	var advice atomic.Pointer[func(error) error]
+	says := func(a func(error) error) { advice.Store(&a) }
+	says(Poison)
+	called := make(chan int)
+	w.start(c, func(ctx context.Context, _ pgx.Tx, e *Event) error {
+		select {
+		case called <- e.Attempt:
+		case <-ctx.Done():
+		}
+		return (*advice.Load())(errors.New("not now"))
+	})
+	if n := <-called; n != 1 {
+		t.Fatalf("attempt %d", n)
+	}
+	w.awaitOffsets(1)
+	says(func(err error) error { return err })
+	w.exec("UPDATE outflow_parked SET release = 'retry'")
+	for i, want := range []int{2, 3, 4, 4} {
+		if i == 2 {
+			says(Halt)
+		}
+		if n := <-called; n != want {
+			t.Fatalf("attempt %d, want %d", n, want)
+		}
+		next := want + 1
+		if i >= 2 {
+			next = want
+		}
+		await.Until(t, "the state", func() error {
+			if f := c.State().Failing; len(f) != 1 || f[0].Attempt != next {
+				return fmt.Errorf("%v, want attempt %d", f, next)
+			}
+			return nil
+		})
+	}
+}
+
 // TestAPartitionThatWaitsHoldsUpNoReleasesOfOthers: more of its documents are to be released than are read at
 // a time, and the first one has to wait.
 func TestAPartitionThatWaitsHoldsUpNoReleasesOfOthers(t *testing.T) {
