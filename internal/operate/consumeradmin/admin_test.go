@@ -107,8 +107,8 @@ func (w *world) runs(instance string, partitions ...int) {
 func (w *world) park(document string, seq int) {
 	w.t.Helper()
 	w.exec(`INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at,
-		position, event_id, cause) VALUES ('texts', $1, 0, 'live', $2, 'outbox.' || $1, '{}', '', now(), '0/1-0',
-		'', 'poison')`, document, seq)
+		position, event_id, cause) VALUES ('texts', $1, 0, 'live', $2, 'outbox.' || $1, '{}', '', now(), $3,
+		'', 'poison')`, document, seq, outbox.Position{LSN: outbox.LSN(seq * 16)}.String())
 }
 
 func wantFault(t *testing.T, err error, code string, words ...string) {

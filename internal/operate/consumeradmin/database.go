@@ -245,14 +245,24 @@ func (d *database) lower(ctx context.Context, tx pgx.Tx, name string, now *state
 	return nil
 }
 
-// parkedBehind lists the sequences of the live events beyond seq that are parked.
-func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]int64,
+// parkedEvent is a row of what is parked.
+type parkedEvent struct {
+	ord, seq int64
+	position string
+}
+
+// parkedBehind lists the live events beyond seq that are parked.
+func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]parkedEvent,
 	error) {
-	rows, err := q.Query(ctx, `SELECT seq FROM `+d.table("outflow_parked")+
-		` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq`, name, live, int64(seq))
+	rows, err := q.Query(ctx, `SELECT ord, seq, position FROM `+d.table("outflow_parked")+
+		` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq, ord`, name, live, int64(seq))
 	if err == nil {
-		var all []int64
-		if all, err = pgx.CollectRows(rows, pgx.RowTo[int64]); err == nil {
+		var all []parkedEvent
+		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e parkedEvent, err error) {
+			err = row.Scan(&e.ord, &e.seq, &e.position)
+			return e, err
+		})
+		if err == nil {
 			return all, nil
 		}
 	}

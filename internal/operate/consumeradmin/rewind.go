@@ -467,7 +467,8 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	}
 	var s *state
 	var p *Plan // that was asked about
-	var parked, kept []int64
+	var parked []parkedEvent
+	var kept []int64
 	plan := func() (now *Plan, err error) {
 		if s, err = look(a.DB, free); err == nil {
 			now, err = a.planOffsets(ctx, stream, r, InPostgres, s, p)
@@ -506,7 +507,7 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		if err != nil {
 			return err
 		}
-		all = slices.DeleteFunc(all, func(seq int64) bool { return slices.Contains(parked, seq) })
+		all = slices.DeleteFunc(all, func(e parkedEvent) bool { return slices.Contains(parked, e) })
 		more, err := a.inStream(ctx, all) // nothing is parked any more while the offsets are locked
 		if err != nil {
 			return err
@@ -515,7 +516,7 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 			return err
 		}
 		_, err = tx.Exec(ctx, `DELETE FROM `+d.table("outflow_parked")+
-			` WHERE name = $1 AND source = $2 AND seq = ANY($3)`, r.Name, live, append(kept, more...))
+			` WHERE name = $1 AND ord = ANY($2)`, r.Name, append(kept, more...))
 		if err != nil {
 			return fmt.Errorf("take out what is parked: %w", err)
 		}
@@ -523,17 +524,18 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// inStream returns the parked events that stream or archive have: those are delivered again. A row whose
-// message is gone is the only copy, and stays.
-func (a *Admin) inStream(ctx context.Context, parked []int64) ([]int64, error) {
+// inStream returns the rows of parked events that stream or archive have: those are delivered again. A row
+// whose message is gone is the only copy, and stays. So does one in whose place there is another event's, as
+// in a stream that was made anew or put back.
+func (a *Admin) inStream(ctx context.Context, parked []parkedEvent) ([]int64, error) {
 	kept := []int64{}
-	for _, seq := range parked {
-		m, err := a.message(ctx, uint64(seq))
+	for _, e := range parked {
+		m, err := a.message(ctx, uint64(e.seq))
 		if err != nil {
 			return nil, err
 		}
-		if m != nil || a.past.has(uint64(seq)) {
-			kept = append(kept, seq)
+		if m != nil && m.outflow.Pos.String() == e.position || m == nil && a.past.has(uint64(e.seq)) {
+			kept = append(kept, e.ord)
 		}
 	}
 	return kept, nil

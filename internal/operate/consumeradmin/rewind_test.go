@@ -169,3 +169,24 @@ func TestARewindGoesBackWhileTheStreamsFrontIsRemoved(t *testing.T) {
 		}
 	}
 }
+
+// TestARewindKeepsWhatIsParkedOfAnotherStream: the stream was made anew, and has another event's message
+// where that of a parked one was. That one does not come again.
+func TestARewindKeepsWhatIsParkedOfAnotherStream(t *testing.T) {
+	t.Parallel()
+	w := kept(t)
+	w.exec(`DELETE FROM outflow_parked`)
+	w.park("d1", 14)
+	w.park("d2", 15)
+	w.exec(`UPDATE outflow_parked SET position = '0/FFF-0' WHERE seq = 15`)
+	w.park("d3", 15)
+	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:13", Confirm: func(p *Plan) error {
+		if p.Parked != 2 {
+			t.Errorf("%d are taken out, want 2", p.Parked)
+		}
+		return nil
+	}}))
+	if got := w.text("SELECT document FROM outflow_parked"); got != "d2" {
+		t.Errorf("parked %s", got)
+	}
+}
