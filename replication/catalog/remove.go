@@ -153,9 +153,10 @@ func (s *Setup) Connected(ctx context.Context) ([]string, error) {
 	return s.texts(ctx, `SELECT format('%s (pid %s)', a.application_name, a.pid)
 		FROM pg_stat_activity a, pg_stat_activity own
 		WHERE own.pid = pg_backend_pid()
-			AND (starts_with(a.application_name, $1) OR starts_with(a.application_name, $2))
+			AND (starts_with(a.application_name, $1) OR starts_with(a.application_name, $2)
+				OR starts_with(a.application_name, $3))
 			AND a.backend_start < own.backend_start ORDER BY a.pid LIMIT 16`,
-		postgres.NamePrefix(s.cfg.Slot), postgres.CommandPrefix(s.cfg.Slot))
+		postgres.NamePrefix(s.cfg.Slot), postgres.CommandPrefix(s.cfg.Slot), postgres.WaitsPrefix(s.cfg.Slot))
 }
 
 // Writers names the open transactions, prepared ones among them, that may have written rows of a table or of

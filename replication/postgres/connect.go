@@ -3,6 +3,8 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -273,8 +275,18 @@ func CommandPrefix(slot string) string {
 }
 
 // WaitsPrefix is what it begins with while outflow run publishes nothing: behind it is the code of what it
-// waits at.
-func WaitsPrefix(slot string) string { return CommandPrefix(slot) + "waits/" }
+// waits at. A hash stands for the end of a long slot, so that there is room for the code.
+func WaitsPrefix(slot string) string {
+	if len(slot) > maxSaid {
+		sum := sha256.Sum256([]byte(slot))
+		hash := "~" + hex.EncodeToString(sum[:8])
+		slot = slot[:maxSaid-len(hash)] + hash
+	}
+	return Name + slot + ":waits/"
+}
+
+// maxSaid is how much of a slot's name is said beside a code.
+const maxSaid = 28
 
 // WaitsName says that outflow run waits at what a code is of; "" where there is no room for the code.
 func WaitsName(slot, code string) string {

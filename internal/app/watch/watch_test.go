@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outflowhq/outflow/internal/app/config"
+	"github.com/outflowhq/outflow/internal/finding"
 	"github.com/outflowhq/outflow/internal/lab/await"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natsserver"
@@ -167,6 +168,27 @@ func TestWhatAProcessWaitsAtIsReadByOthers(t *testing.T) {
 	other.eventually(t, "it waits at something else", waits("account_full"))
 	code.Store("")
 	other.eventually(t, "it goes on", waits(""))
+}
+
+// There is room for each code at which run may wait, whatever the slot, and no slot's name is another one's.
+func TestALongSlotHasRoomForWhatAProcessWaitsAt(t *testing.T) {
+	t.Parallel()
+	of := map[string]string{}
+	for n := range 63 {
+		for _, end := range []string{"a", "b"} {
+			slot := strings.Repeat("s", n) + end
+			for _, f := range finding.All() {
+				name := postgres.WaitsName(slot, f.Code)
+				if slices.Contains(f.Classes, outbox.Transient) && name == "" {
+					t.Errorf("slot of %d bytes: no room for %s", n+1, f.Code)
+				}
+				if other, taken := of[name]; name != "" && taken && other != slot {
+					t.Errorf("%s is also of slot %s", name, other)
+				}
+				of[name] = slot
+			}
+		}
+	}
 }
 
 // Whoever may connect may take that name, and the connection of a host that is gone stays for hours.

@@ -252,6 +252,35 @@ func TestWhatTheRoleMayNotReadNamesTheGrant(t *testing.T) {
 	}
 }
 
+// One that waits has the code in place of its host's name. It is one all the same, and once.
+func TestAnInstanceThatWaitsIsCounted(t *testing.T) {
+	t.Parallel()
+	d := outboxdb.New(t, pgtest.Server(t))
+	connect := func(name string) {
+		c, err := pgx.ParseConfig(d.URL)
+		must.Succeed(t, err)
+		c.RuntimeParams["application_name"] = name
+		conn, err := pgx.ConnectConfig(t.Context(), c)
+		must.Succeed(t, err)
+		t.Cleanup(func() { postgres.Close(conn) })
+	}
+	cfg, err := config.Load(config.Args{"postgres.url": d.URL, "nats.url": "nats://127.0.0.1:1",
+		"slot": d.Slot}, nil)
+	must.Succeed(t, err)
+	for _, c := range []struct{ name, want string }{
+		{postgres.WaitsPrefix(d.Slot) + "no_storage", "note single_instance"},
+		{postgres.NamePrefix(d.Slot) + "a", "note single_instance"},
+		{postgres.NamePrefix(d.Slot) + "b", "ok "},
+	} {
+		connect(c.name)
+		r, err := Run(t.Context(), cfg, Options{Only: []string{"process.instances"}, Timeout: time.Minute})
+		must.Succeed(t, err)
+		if got := r.code("process.instances"); got != c.want {
+			t.Errorf("with %s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
 // Whatever a query is: it is one that may only read.
 func TestNothingCanBeWritten(t *testing.T) {
 	t.Parallel()

@@ -238,6 +238,7 @@ func isLocal(addr net.Addr) bool {
 	return true
 }
 
+// readStats counts an instance that waits by its address: its name has the code in the host's place.
 func (r *pgReader) readStats(ctx context.Context) error {
 	return query(ctx, r.conn, &r.f.Stats, one(`SELECT
 		(SELECT coalesce(sum(numbackends), 0) FROM pg_stat_database) AS connections,
@@ -245,8 +246,13 @@ func (r *pgReader) readStats(ctx context.Context) error {
 		(SELECT count(*) FROM pg_stat_replication r WHERE coalesce(r.state, 'streaming') = 'streaming'
 			AND r.pid NOT IN (SELECT s.active_pid FROM pg_replication_slots s
 				WHERE s.slot_type = 'logical' AND s.active_pid IS NOT NULL)) AS standbys,
-		(SELECT count(DISTINCT application_name) FROM pg_stat_activity
-			WHERE starts_with(application_name, $2)) AS instances,
+		(SELECT count(DISTINCT application_name) FILTER (WHERE NOT waits)
+				+ count(DISTINCT host) FILTER (WHERE waits AND alone) FROM (
+			SELECT application_name, waits, host, bool_and(waits) OVER (PARTITION BY host) AS alone FROM (
+				SELECT application_name, starts_with(application_name, $3) AS waits,
+					coalesce(host(client_addr), '') AS host FROM pg_stat_activity
+				WHERE starts_with(application_name, $2) OR starts_with(application_name, $3)
+			) a) b) AS instances,
 		w.wal_bytes, coalesce(extract(epoch FROM clock_timestamp() - w.stats_reset), 0) AS wal_seconds,
 		coalesce(d.spill_bytes, 0) AS spill_bytes, coalesce(d.total_bytes, 0) AS total_bytes,
 		coalesce(a.last_failed_time > coalesce(a.last_archived_time, '-infinity')
@@ -257,7 +263,7 @@ func (r *pgReader) readStats(ctx context.Context) error {
 			WHERE p.proname = 'pg_logical_emit_message' AND p.pronamespace = 'pg_catalog'::regnamespace
 			AND x.grantee = 0 AND x.privilege_type = 'EXECUTE') AS public_emits
 		FROM pg_stat_wal w LEFT JOIN pg_stat_replication_slots d ON d.slot_name = $1, pg_stat_archiver a`),
-		r.f.Config.Slot, postgres.NamePrefix(r.f.Config.Slot))
+		r.f.Config.Slot, postgres.NamePrefix(r.f.Config.Slot), postgres.WaitsPrefix(r.f.Config.Slot))
 }
 
 func (r *pgReader) readIdentity(ctx context.Context) {
