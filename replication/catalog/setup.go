@@ -409,7 +409,7 @@ func CheckWALLevel(level string) error {
 	if level == "logical" {
 		return nil
 	}
-	return postgres.Fatal(nil, "wal_level", "Set wal_level = logical and restart PostgreSQL (on managed "+
-		"platforms it has a parameter of their own)",
+	return postgres.Fatal(nil, "wal_level", "Set wal_level = logical and restart PostgreSQL (managed "+
+		"platforms have a parameter of their own for it)",
 		"wal_level is %s, which has no logical decoding", level)
 }
