@@ -188,14 +188,18 @@ func readWaiting(ctx context.Context, q catalog.Querier, slot string, within tim
 	return w, nil
 }
 
-// instances reads who is connected for this slot for longer than most commands run.
+// instances reads who is connected for this slot for longer than most commands run. This connection is of its
+// host, whatever it says, and one of another process that waits is listed where that has no other.
 func (p *postgresSide) instances(ctx context.Context) ([]Instance, error) {
-	rows, err := p.conn.Query(ctx, `SELECT trim(application_name || ' ' || coalesce(host(client_addr), '')),
-			min(backend_start),
-			bool_or(application_name = $2 AND client_addr IS NOT DISTINCT FROM inet_client_addr())
-		FROM pg_stat_activity
-		WHERE starts_with(application_name, $1) AND backend_start < now() - interval '10 seconds'
-		GROUP BY 1 ORDER BY 1 LIMIT 16`, postgres.NamePrefix(p.w.cfg.Slot), p.name())
+	rows, err := p.conn.Query(ctx, `SELECT trim(name || ' ' || coalesce(host(client_addr), '')),
+			min(backend_start), bool_or(name = $2 AND client_addr IS NOT DISTINCT FROM inet_client_addr())
+		FROM (SELECT *, bool_and(starts_with(name, $3)) OVER (PARTITION BY client_addr) AS alone
+			FROM (SELECT CASE pid WHEN pg_backend_pid() THEN $2 ELSE application_name END AS name,
+				client_addr, backend_start FROM pg_stat_activity) every
+			WHERE starts_with(name, $1) OR starts_with(name, $3)) named
+		WHERE backend_start < now() - interval '10 seconds' AND (alone OR NOT starts_with(name, $3))
+		GROUP BY 1 ORDER BY 1 LIMIT 16`, postgres.NamePrefix(p.w.cfg.Slot), p.name(),
+		postgres.WaitsPrefix(p.w.cfg.Slot))
 	if err != nil {
 		return nil, fmt.Errorf("read who is connected: %w", err)
 	}

@@ -143,7 +143,7 @@ func TestASideThatHangsDoesNotDelayTheOther(t *testing.T) {
 }
 
 // While NATS takes nothing, PostgreSQL is where others can read at what a process waits: until it does not
-// any more, or has ended. It stays one of the instances.
+// any more, or has ended.
 func TestWhatAProcessWaitsAtIsReadByOthers(t *testing.T) {
 	t.Parallel()
 	d := outboxdb.New(t, pgtest.Server(t))
@@ -168,6 +168,17 @@ func TestWhatAProcessWaitsAtIsReadByOthers(t *testing.T) {
 	other.eventually(t, "it waits at something else", waits("account_full"))
 	code.Store("")
 	other.eventually(t, "it goes on", waits(""))
+}
+
+// It stays one of the instances, under its own name.
+func TestOneThatWaitsIsAnInstance(t *testing.T) {
+	t.Parallel()
+	d := outboxdb.New(t, pgtest.Server(t))
+	w := watcher(t, d.URL, d.Slot, natstest.Server(t).URL(), "", func(bool) string { return "no_storage" })
+	w.eventually(t, "it is listed", func(r Reading) bool {
+		return len(r.Instances) == 1 && r.Instances[0].Own &&
+			strings.HasPrefix(r.Instances[0].Name, postgres.NamePrefix(d.Slot))
+	})
 }
 
 // There is room for each code at which run may wait, whatever the slot, and no slot's name is another one's.
