@@ -147,7 +147,7 @@ func TestThePagesAreServedFromTheStart(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Server(t)
 	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "pages", "LOG_FORMAT=json")
-	o.MustFail(1, []string{"healthcheck"}, "outflow:")
+	o.MustFail(1, []string{"healthcheck"}, "no outflow answers", "setting listen")
 	o.Init()
 	o.Start()
 	o.AwaitReady()
