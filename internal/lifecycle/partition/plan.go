@@ -122,6 +122,10 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 			p.RefusedAt = time.Time{}
 		}
 		m.asShard(f, p)
+		if was := p.Stream.Created; !was.IsZero() && !f.Stream.Created.IsZero() &&
+			!was.Equal(f.Stream.Created) && !f.elsewhere(&m.cfg, p) {
+			p.Made = false // the fence shows nothing of this stream, only ids do
+		}
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
 			// by an earlier run: the archive may have lost it since
 			p.came, p.State, p.Verified = p.State, Durable, nil

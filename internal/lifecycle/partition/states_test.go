@@ -173,3 +173,32 @@ func TestWhoeverMakesASlotMayWriteTheStates(t *testing.T) {
 	must.Succeed(t, m.CheckForget(outboxdb.Within(t)))
 	must.Succeed(t, m.Forget(outboxdb.Within(t)))
 }
+
+// TestAFenceOfAFormerStreamShowsNothingOfANewOne: its oldest messages are removed, and the rows of a partition
+// that Outflow made are older. They were in the stream that is gone, and in no message now.
+func TestAFenceOfAFormerStreamShowsNothingOfANewOne(t *testing.T) {
+	t.Parallel()
+	for _, after := range []State{Sealed, Verified} {
+		w := newWorld(t, pgtest.Server(t), 1)
+		w.insert(0, 5, true)
+		w.apply()
+		w.Exec("UPDATE outflow_partitions SET made = true WHERE name = $1", quoted("public", old(0)))
+		w.cfg.Keep = time.Hour
+		w.confirm(w.Slot)
+		if after == Verified {
+			w.apply()
+		}
+		w.want(0, after)
+		w.cfg.Keep = 0
+		clear(w.published)
+		w.out.Stream = Stream{Created: w.out.Stream.Created.Add(time.Minute), LastSeq: 1000}
+		w.seen = Seen{Stream: w.out.Stream, Removed: true, Oldest: time.Now()}
+		for range 2 {
+			_, err := w.try()
+			wantFault(t, err, outbox.Gap, codeUnpublished)
+		}
+		if !w.exists(0) {
+			t.Errorf("after it was %s it is gone", after)
+		}
+	}
+}
