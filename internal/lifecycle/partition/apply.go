@@ -109,7 +109,7 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 			}
 			if err != nil {
 				failed = append(failed, err)
-				if lost(err) {
+				if lost(err) || m.conn.IsClosed() { // the latter by a FATAL error
 					return steps, errors.Join(failed...)
 				}
 			}

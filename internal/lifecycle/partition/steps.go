@@ -139,7 +139,7 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 		}
 		return err
 	})
-	if err != nil && !lost(err) {
+	if err != nil && !lost(err) && !m.conn.IsClosed() { // which it is after a FATAL error
 		pending, lookErr := m.pending(ctx, p)
 		if lookErr == nil && !pending { // who detaches it by the next run is somebody else
 			p.State = Attached
