@@ -239,6 +239,7 @@ const (
 	stateOverlap        = "42P17"
 	stateCheckViolation = "23514"
 	stateDeadlock       = "40P01"
+	stateNoTable        = "42P01"
 	stateUnique         = "23505"
 )
 

@@ -371,6 +371,50 @@ func TestADetachThatWasCutIsFinalized(t *testing.T) {
 	})
 }
 
+// TestADetachThatSomebodyFinalizesIsStillOutflows, while Outflow waits for the same reader.
+func TestADetachThatSomebodyFinalizesIsStillOutflows(t *testing.T) {
+	t.Parallel()
+	pgtest.Each(t, func(t *testing.T, srv *pgserver.Server) {
+		t.Parallel()
+		w := newWorld(t, srv, 1)
+		w.insert(0, 5, true)
+		outboxdb.Eventually(t, "PostgreSQL counts the rows", func() bool {
+			return w.Text("SELECT pg_stat_get_tuples_inserted('outbox_0'::regclass)::text") == "5"
+		})
+		within := outboxdb.Within(t)
+		tx, err := w.other().Begin(within)
+		must.Succeed(t, err)
+		_, err = tx.Exec(within, "SELECT FROM outbox LIMIT 1")
+		must.Succeed(t, err)
+		w.cfg.LockTimeout = time.Hour
+		m := w.manager()
+		ended, finalized := make(chan error, 1), make(chan error, 1)
+		go func() {
+			_, err := m.Apply(context.Background())
+			ended <- err
+		}()
+		w.detachWaits()
+		person := w.other()
+		go func() {
+			_, err := person.Exec(context.Background(),
+				"ALTER TABLE outbox DETACH PARTITION outbox_0 FINALIZE")
+			finalized <- err
+		}()
+		outboxdb.Eventually(t, "FINALIZE waits", func() bool {
+			return w.Text("SELECT (count(*) > 0)::text FROM pg_locks WHERE NOT granted AND "+
+				"pid = $1::text::int", fmt.Sprint(person.PgConn().PID())) == "true"
+		})
+		must.Succeed(t, tx.Rollback(within))
+		must.Succeed(t, <-finalized)
+		must.Succeed(t, <-ended)
+		w.want(0, Sealed)
+		w.confirm(w.Slot)
+		if w.apply(); w.exists(0) {
+			t.Errorf("it stays: %s", w.state(0))
+		}
+	})
+}
+
 // TestSomebodyElsesDetachIsLeftAlone: a person detaches a partition that Outflow is to keep, maybe one that
 // is partitioned itself. While that waits for a reader, Outflow does not end it, and the table is not its to
 // drop afterwards.

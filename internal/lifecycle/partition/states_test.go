@@ -174,8 +174,8 @@ func TestWhoeverMakesASlotMayWriteTheStates(t *testing.T) {
 	must.Succeed(t, m.Forget(outboxdb.Within(t)))
 }
 
-// TestAFenceOfAFormerStreamShowsNothingOfANewOne: its oldest messages are removed, and the rows of a partition
-// that Outflow made are older. They were in the stream that is gone, and in no message now.
+// TestAFenceOfAFormerStreamShowsNothingOfANewOne: its oldest messages are removed, and the rows of a
+// partition that Outflow made are older. They were in the stream that is gone, and in no message now.
 func TestAFenceOfAFormerStreamShowsNothingOfANewOne(t *testing.T) {
 	t.Parallel()
 	for _, after := range []State{Sealed, Verified} {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/outbox"
@@ -139,6 +140,11 @@ func (m *Manager) detach(ctx context.Context, s *situation, p *Partition, step S
 		}
 		return err
 	})
+	// the second half found it detached: of this DETACH, which somebody has ended by FINALIZE
+	if pg := (*pgconn.PgError)(nil); s.byDefault() == nil && errors.As(err, &pg) && pg.Code == stateNoTable &&
+		pg.Routine == "RemoveInheritance" {
+		err = nil
+	}
 	if err != nil && !lost(err) && !m.conn.IsClosed() { // which it is after a FATAL error
 		pending, lookErr := m.pending(ctx, p)
 		if lookErr == nil && !pending { // who detaches it by the next run is somebody else
