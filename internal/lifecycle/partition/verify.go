@@ -205,7 +205,7 @@ const maxRest = 24 * time.Hour
 // since it was sealed. Who publishes or accepts the rows does not wait: each run of a person compares it.
 func (m *Manager) again(p *Partition, part time.Duration) (at time.Time) {
 	if m.o.Turn > 0 && p.Refused > 0 {
-		at = p.RefusedAt.Add(min(p.RefusedAt.Sub(p.Sealed), maxRest) / part)
+		at = p.RefusedAt.Add(min(p.RefusedAt.Sub(p.Sealed).Abs(), maxRest) / part)
 	}
 	return at
 }
