@@ -111,7 +111,7 @@ var clauses = []clause{
 				"it nobody could tell whether the stream has lost its end", f.Newest)}}
 		}
 		return []Bound{{UpTo: seq, Why: fmt.Sprintf("the confirmed checkpoint is at %d: a start compares "+
-			"what is after it", seq)}}
+			"what is after it, and it moves on with later events", seq)}}
 	}},
 	{"archive", func(c *Config, f *Facts) []Bound {
 		if !c.Archive {
