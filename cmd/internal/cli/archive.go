@@ -76,8 +76,8 @@ server was lost, or an erasure of the stream has not finished: run it again.`,
 		case report.Stands == 0 && err == nil:
 			a.printf(a.Stdout, "nothing to archive: no message is confirmed yet\n")
 		case report.Archived < report.Stands && err == nil:
-			a.printf(a.Stdout, "archived up to %d of the confirmed %d: the rest makes a segment when it is %v "+
-				"old (archive.segment_age), or with --now\n", report.Archived, report.Stands,
+			a.printf(a.Stdout, "archived up to %d of the confirmed %d: the rest makes a segment when it is "+
+				"%v old (archive.segment_age), or with --now\n", report.Archived, report.Stands,
 				cfg.Archive.SegmentAge)
 		default:
 			a.printf(a.Stdout, "archived up to %d of the confirmed %d\n", report.Archived, report.Stands)
