@@ -501,7 +501,7 @@ func TestAReplayWithoutItsOffsetsIsToldAndEnds(t *testing.T) {
 	of, err := js.Stream(t.Context(), replayStream("OUTBOX"))
 	must.Succeed(t, err)
 	must.Succeed(t, of.Purge(t.Context()))
-	r = w.start(w.onStream(js, nil), handler)
+	w.start(w.onStream(js, nil), handler)
 	await.Until(t, "the end of the replay", func() error {
 		var n int
 		err := w.mine.QueryRow(t.Context(), "SELECT count(replay_created) FROM outflow_consumer").Scan(&n)

@@ -52,7 +52,8 @@ func probe(ctx context.Context, url string) error {
 	defer progress.Wait(ctx, "waiting for "+url)()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("no outflow answers: %w. Does `outflow run` run here, with this setting listen?", err)
+		return fmt.Errorf("no outflow answers: %w. Does `outflow run` run here, with this setting listen?",
+			err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))

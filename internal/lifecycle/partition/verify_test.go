@@ -226,7 +226,8 @@ func TestWhatWasRefusedIsNotComparedByEachRun(t *testing.T) {
 	refused(3, "1 row of partition") // by a person
 	w.o.Turn = time.Hour
 	refused(0, "compared again at")
-	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at + interval '1 year'") // a clock that was ahead
+	// by a clock that was ahead
+	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at + interval '1 year'")
 	refused(0, "compared again at")
 	w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 year'")
 	w.cfg.Age = 0
