@@ -49,6 +49,16 @@ func (s *islands) hung(at int, when time.Time) bool {
 	})
 }
 
+// stored is when at the latest NATS has stored what was sent to it by a time: it may have hung right before.
+func (s *islands) stored(at int, by time.Time) time.Time {
+	for _, h := range s.hangs {
+		if end := h.to.Add(maximumDelay / 2); h.at == at && h.from.Before(by) && by.Before(end) {
+			return end
+		}
+	}
+	return by
+}
+
 // newIslands makes them without the mode.
 func newIslands(t *testing.T, major, n, homes int) *islands {
 	t.Helper()
@@ -282,7 +292,7 @@ func (s *islands) known(c *claimed, own []saidRow, home int) time.Time {
 		}
 		if r.Hello > c.hello {
 			if silent.IsZero() || s.hung(home, silent) { // what was on its way is stored after that
-				return r.at
+				return s.stored(home, r.at)
 			}
 			return silent
 		}
