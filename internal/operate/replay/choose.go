@@ -14,7 +14,7 @@ type choice struct {
 	source Source
 	why    string
 	sum    *Summary // of the selection in that source; nil if it was not read yet
-	whole  bool     // the stream was known to have all of it before it was read
+	whole  bool     // the stream was known to have all that is left of it before it was read
 }
 
 // choose decides where to read from. The stream has the events in their original order; it is read as long as
@@ -30,9 +30,10 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 		if holds, why := r.stream.holds(); !holds {
 			return choice{}, r.rangeGone(ctx, "what comes behind the events that were read already: "+why)
 		}
-		return choice{source: FromStream, why: "where this replay was begun"}, nil
+		return choice{source: FromStream, why: "where this replay was begun", whole: true}, nil
 	case r.resume != nil:
-		return choice{source: r.resume.from, why: "where this replay was begun"}, nil
+		return choice{source: r.resume.from, why: "where this replay was begun",
+			whole: r.resume.from == FromStream}, nil
 	case r.o.From == string(FromTable):
 		return choice{source: FromTable, why: "--from table"}, nil
 	case r.o.From == string(FromStream):

@@ -128,6 +128,68 @@ func TestRetentionPassesTheArchiveWhileItIsRead(t *testing.T) {
 	}
 }
 
+// TestRetentionGoesOnBehindAReplay: what it takes from the stream after it was replayed is not missed.
+func TestRetentionGoesOnBehindAReplay(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 60 {
+		w.publish("outbox.a", true)
+	}
+	w.archive(40)
+	must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(21)))
+	src, sum, n := w.open(&Selection{}), &Summary{}, 0
+	must(t, src.summarize(t.Context(), 0, sum, nil))
+	must(t, src.each(t.Context(), 0, sum, func(m *Message) error {
+		if n++; m.Seq < 60 {
+			return nil
+		}
+		return w.s.Purge(t.Context(), jetstream.WithPurgeSequence(51))
+	}))
+	if n != 60 {
+		t.Errorf("%d of 60 events", n)
+	}
+}
+
+// TestRetentionPassesAReplayThatGoesOn: what goes before its next event is read is not left out without a
+// word, whether an archive has it or not. What it has published is not missed.
+func TestRetentionPassesAReplayThatGoesOn(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 60 {
+		w.publish("outbox.a", true)
+	}
+	w.archive(40)
+	purged := uint64(10)
+	for _, archived := range []bool{false, true} {
+		for _, c := range []struct {
+			behind uint64 // what is purged before the first one that is left
+			code   string
+		}{{0, "replay_removed"}, {1, ""}} {
+			must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(purged)))
+			sel := &Selection{}
+			src := w.source(sel)
+			if archived {
+				src = w.open(sel)
+			}
+			r := &replay{stream: src, o: Options{DryRun: true, Selection: *sel},
+				resume: &resumePoint{from: FromStream, seq: purged + 4 + c.behind}}
+			chosen, err := r.choose(t.Context())
+			must(t, err)
+			purged += 6
+			must(t, w.s.Purge(t.Context(), jetstream.WithPurgeSequence(purged)))
+			rep, err := r.execute(t.Context(), chosen)
+			code := ""
+			if f := outbox.FaultOf(err); f != nil {
+				code = f.Code
+			}
+			if code != c.code || (err == nil) != (c.code == "") {
+				t.Errorf("archived %v, resumed behind %d, below %d purged: %+v: %v", archived,
+					r.resume.seq, purged, rep, err)
+			}
+		}
+	}
+}
+
 // TestRetentionPassesTheStreamBeforeItIsRead: messages that go after it was looked whether all are there are
 // not left out without a word.
 func TestRetentionPassesTheStreamBeforeItIsRead(t *testing.T) {

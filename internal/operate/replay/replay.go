@@ -314,7 +314,7 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 			err = r.stream.summarize(ctx, after, c.sum, nil)
 		}
 		if err == nil && c.whole {
-			err = r.stream.stillHolds(ctx)
+			err = r.stream.stillHolds(ctx, after)
 		}
 		if err != nil {
 			return nil, err

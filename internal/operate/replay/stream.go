@@ -145,17 +145,19 @@ func (s *streamSource) holds() (bool, string) {
 		"selection", s.exists(), s.first-1)
 }
 
-// stillHolds makes sure, after the selection was summarized, that the stream holds it still: what retention
-// took after it was opened, and before it was read, would be missing without a word.
-func (s *streamSource) stillHolds(ctx context.Context) error {
-	if s.past != nil || s.stream == nil {
+// stillHolds makes sure, after the selection behind a sequence was summarized, that the stream holds it
+// still: what retention took after it was opened, and before it was read, would be missing without a word.
+func (s *streamSource) stillHolds(ctx context.Context, after uint64) error {
+	from, to := s.span(after)
+	if s.stream == nil || from > to || s.past != nil && from < s.past.hot {
 		return nil // see stillAll
 	}
 	now := streamSource{js: s.js, api: s.api, name: s.name, match: s.match, extractor: s.extractor}
 	if err := now.open(ctx); err != nil {
 		return err
 	}
-	if holds, why := now.holds(); !holds {
+	begun := after > 0 || s.past != nil // only what is gone from its beginning was looked at
+	if holds, why := now.holds(); !holds && (now.first > from || !begun) {
 		return s.vanished("some of the selection may have been removed while it was read: " + why)
 	}
 	return nil
@@ -312,6 +314,9 @@ func (s *streamSource) read(ctx context.Context, from, to uint64, headersOnly bo
 	from, err := s.readPast(ctx, begin, to, f)
 	if err != nil || from > to {
 		return err
+	}
+	if !headersOnly {
+		begin = from // each counts: what goes behind the reader is not missed
 	}
 	oc := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from, HeadersOnly: headersOnly,
