@@ -145,6 +145,9 @@ func (c *command) hashes() []string {
 	return []string{archive.SubjectHash(c.doc.Subject()), archive.SubjectHash(c.doc.Dead())}
 }
 
+// archived is the place of what a folder of the archive has.
+func archived(folder string) string { return "archive " + folder }
+
 // eachFolder calls f with each archive of the stream, and of those that had its name before, and with what of
 // it goes.
 func (c *command) eachFolder(ctx context.Context,
@@ -177,8 +180,8 @@ func (c *command) eachFolder(ctx context.Context,
 			}
 			c.leftovers = append(c.leftovers, left...)
 		}
-		created, told, place := micro(a.Created()), uint64(0), "archive "+name
-		c.untold[place] = 0
+		created, told, stayed, place := micro(a.Created()), uint64(0), uint64(0), archived(name)
+		c.untold[place], c.stays[place] = 0, nil
 		if err := f(a, func(m *archive.Message) (bool, error) {
 			if outbox.CutOf(m.Subject, m.Header) != nil {
 				return false, nil
@@ -188,7 +191,12 @@ func (c *command) eachFolder(ctx context.Context,
 				c.untold[place]++
 				told = m.Seq
 			}
-			return is && c.goesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq), nil
+			goes, unsure := c.goesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq)
+			if is && unsure && m.Seq > stayed {
+				c.stays[place] = append(c.stays[place], m.Seq)
+				stayed = m.Seq
+			}
+			return is && goes, nil
 		}); err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func TestWhatACertificateSaysOfTheArchive(t *testing.T) {
 	left := a.ObjectName(&archive.Manifest{First: 2, Last: 9})
 	must.Succeed(t, store.Create(t.Context(), left, []byte("of a run that was killed")))
 	c := &command{store: store, rep: &Report{}, rec: &erasure.Record{}, doc: &erasure.Document{},
-		untold: map[string]uint64{}}
+		untold: map[string]uint64{}, stays: map[string][]uint64{}}
 	c.cfg.Stream = "OUTBOX"
 	asked := 0
 	err = c.eachFolder(t.Context(), func(_ *archive.Archive, is func(*archive.Message) (bool, error)) error {

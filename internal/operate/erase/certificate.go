@@ -123,6 +123,11 @@ func (c *command) limits() {
 	add := func(format string, args ...any) {
 		r.NotReached = append(r.NotReached, fmt.Sprintf(format, args...))
 	}
+	anew := func(in string, n []uint64) {
+		add("%s of the document in %s, which was made anew since, from %d on: by their positions "+
+			"written after the erasure began. If they are of an earlier database cluster, erase the "+
+			"document with another request", units.Of(len(n), "message"), in, n[0])
+	}
 	if slices.ContainsFunc(c.list, func(s streamInfo) bool {
 		return s.replicas > 1 && (s.name == c.cfg.Stream || r.copy(s.name))
 	}) {
@@ -136,9 +141,7 @@ func (c *command) limits() {
 				"the document with the settings of that one", s.name)
 		}
 		if n := c.stays[s.name]; len(n) > 0 && s.name == c.cfg.Stream {
-			add("%s of the document in stream %s, which was made anew since, from %d on: by their positions "+
-				"written after the erasure began. If they are of an earlier database cluster, erase the "+
-				"document with another request", units.Of(len(n), "message"), s.name, n[0])
+			anew("stream "+s.name, n)
 		} else if len(n) > 0 {
 			add("%s of the document in stream %s, from %d on: by their positions written "+
 				"after the erasure began. If they are of an earlier database cluster, delete "+
@@ -148,6 +151,16 @@ func (c *command) limits() {
 			add("stream %s of the account, which has messages of an Outflow: if they are copies of these, "+
 				"name it with --copy %[1]s", s.name)
 		}
+	}
+	for _, name := range r.Folders {
+		if n := c.stays[archived(name)]; len(n) > 0 {
+			anew("archive "+name+" of stream "+c.cfg.Stream, n)
+		}
+	}
+	if n := len(c.stays[parkedEvents]); n > 0 {
+		add("%s of the document that consumers have parked: by their positions written after the erasure "+
+			"began. If they are of an earlier database cluster, delete them: `outflow parked skip`",
+			units.Of(n, "event"))
 	}
 	for _, name := range c.theirs {
 		add("partition %s, which somebody else detached: delete the rows of the document there", name)

@@ -178,8 +178,8 @@ func (c *command) original(name, subject string, h nats.Header) string {
 }
 
 // inCopies says which messages of a copy go. What lies before the cut is known by sequences if the copy has
-// those of the stream, or says them, and otherwise by positions alone: an event of an earlier database
-// cluster may have one behind the cut.
+// those of the stream of then, or says them, and otherwise by positions alone: an event of an earlier
+// database cluster may have one behind the cut.
 func (c *command) inCopies(name string) goes {
 	copies := map[string]bool{c.cfg.Stream: true}
 	for _, k := range c.rep.Copies {
@@ -194,14 +194,13 @@ func (c *command) inCopies(name string) goes {
 			}
 		}
 		created, known := c.sequencesOf(of)
-		if !known || seq == 0 {
-			goes := c.rec.Goes(header, 0)
-			return goes, !goes && !c.rec.IsLast(header)
-		}
-		if at.Before(created) {
+		switch {
+		case !known || seq == 0:
+			created, seq = c.rec.Created, 0
+		case at.Before(created):
 			created = time.Time{} // it is of a stream that had the name before
 		}
-		return c.goesFrom(created, header, seq), false
+		return c.goesFrom(created, header, seq)
 	}
 }
 

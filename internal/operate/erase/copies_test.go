@@ -244,23 +244,82 @@ func TestAStreamThatIsMadeAnewByAClockThatWentBackIsNoEarlierOne(t *testing.T) {
 }
 
 // TestWhatAStreamThatWasMadeAnewKeepsIsNamed: it may have been restored, with events of an earlier database
-// cluster, whose positions say nothing.
+// cluster, whose positions say nothing. So have its archive, what copies it, and what consumers parked of it.
 func TestWhatAStreamThatWasMadeAnewKeepsIsNamed(t *testing.T) {
 	t.Parallel()
 	c := newCopied(t)
 	c.stream = stream.New(c.l.NATS.API(), "OUTBOX", c.log)
 	c.publish("_outflow.1.", "other", 0x9000)
 	c.publish("_outflow.1.", "gone", 0x9000)
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("MIRROR", 2)
 	must.Succeed(t, c.copies(t.Context()))
+	var err error
+	c.store, err = archive.Make(t.Context(), "file://"+t.TempDir())
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, c.store.Close()) })
+	folder := archive.FolderOf("OUTBOX", c.rd.Stream.Created)
+	a, err := archive.Load(t.Context(), c.store, folder, nil)
+	must.Succeed(t, err)
+	seg, err := a.NewSegment()
+	must.Succeed(t, err)
+	head := outbox.Header{Pos: outbox.Position{LSN: 0x9000}, ID: "gone"}
+	m := &archive.Message{Seq: 2, Time: time.Now(), Subject: "outbox.gone",
+		Header: nats.Header{outbox.HeaderName: {head.String()}}}
+	must.Succeed(t, seg.Add(m))
+	_, err = a.Append(t.Context(), seg, 0)
+	must.Succeed(t, err)
+	parked := erasure.Parked{Stream: "OUTBOX", Created: c.rd.Stream.Created, Sequence: 2, Subject: m.Subject,
+		Header: m.Header}
+	replayed := erasure.Parked{Stream: "OUTBOX", Subject: m.Subject, Header: m.Header}
+	c.o.Parked = func(_ context.Context, _ *jsapi.Client, _ []string, _ bool, is func(*erasure.Parked) bool,
+		_ func()) (n erasure.FoundParked, err error) {
+		for _, p := range []*erasure.Parked{&parked, &replayed} {
+			if is(p) {
+				n.Events++
+			}
+		}
+		return n, nil
+	}
 	for _, begun := range []time.Duration{0, -time.Hour} {
 		c.rec.Created = c.rec.Created.Add(begun)
 		found, err := c.find(t.Context(), "OUTBOX", 2, asItIs, c.inStream)
 		must.Succeed(t, err)
+		n := len(found) + len(c.messagesThatGo("MIRROR"))
+		c.rep.Folders = nil
+		must.Succeed(t, c.eachFolder(t.Context(), func(a *archive.Archive,
+			is func(*archive.Message) (bool, error)) error {
+			for range 2 { // somebody else has written its segment anew meanwhile
+				must.Succeed(t, a.Read(t.Context(), 1, func(m *archive.Message) error {
+					goes, err := is(m)
+					if goes {
+						n++
+					}
+					return err
+				}))
+			}
+			return nil
+		}))
+		must.Succeed(t, c.eraseParked(t.Context(), false))
+		n += int(c.rep.Parked)
 		c.limits()
-		const says = "1 message of the document in stream OUTBOX, which was made anew since, from 2 on"
-		named := strings.Contains(strings.Join(c.rep.NotReached, "\n"), says)
-		if goes := len(found) == 1; goes != (begun == 0) || named == goes {
-			t.Errorf("begun %v: %v go, not reached: %q", begun, found, c.rep.NotReached)
+		said := strings.Join(c.rep.NotReached, "\n")
+		says := []string{"1 event of the document that consumers have parked"} // it was replayed
+		if begun != 0 {
+			says = []string{
+				"1 message of the document in stream OUTBOX, which was made anew since, from 2 on",
+				"1 message of the document in stream MIRROR, from 2 on", "1 message of the document in " +
+					"archive " + folder + " of stream OUTBOX, which was made anew since, from 2 on",
+				"2 events of the document that consumers have parked"}
+		}
+		if got := strings.Count(said, " of the document "); got != len(says) || (begun == 0) != (n == 5) ||
+			(begun != 0) != (n == 0) {
+			t.Errorf("begun %v: %d go, not reached: %q", begun, n, c.rep.NotReached)
+		}
+		for _, want := range says {
+			if !strings.Contains(said, want) {
+				t.Errorf("begun %v: %q is not said: %q", begun, want, c.rep.NotReached)
+			}
 		}
 	}
 }

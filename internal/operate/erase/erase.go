@@ -61,7 +61,7 @@ type command struct {
 	stream  *stream.Stream
 	store   archive.Store        // nil: there is no archive
 	list    []streamInfo         // the account's streams
-	stays   map[string][]uint64  // by copy, messages of the document that may have to go
+	stays   map[string][]uint64  // by place, messages of the document that may have to go
 	reached map[[2]string]uint64 // by origin and filters, what the stream that was read last has from there
 	held    outbox.Sequences     // of what the request has erased, what the stream that was read last has
 	untold  map[string]uint64    // by place, messages that do not say which document they are of

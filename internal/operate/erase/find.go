@@ -104,24 +104,21 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 	return all, err
 }
 
-// inStream says of a message of the stream whether it goes. In one that was made anew since the request was
-// begun, perhaps from the archive, the position alone tells.
+// inStream says of a message of the stream whether it goes.
 func (c *command) inStream(h nats.Header, seq uint64, _ time.Time) (goes, unsure bool) {
-	header := h.Get(outbox.HeaderName)
-	if micro(c.rd.Stream.Created).Equal(c.rec.Created) {
-		return c.rec.Goes(header, seq), false
-	}
-	goes = c.rec.Goes(header, 0)
-	return goes, !goes && !c.rec.IsLast(header)
+	return c.goesFrom(micro(c.rd.Stream.Created), h.Get(outbox.HeaderName), seq)
 }
 
-// goesFrom is that of the request. The stream that there is now is no earlier one than when it was begun: if
-// it was made before that, the broker's clock was set back.
-func (c *command) goesFrom(created time.Time, header string, seq uint64) bool {
+// goesFrom says that of a message of a stream that was made at a time. In one that was made anew since the
+// request was begun, perhaps from the archive, the position alone tells. The stream that there is now is no
+// earlier one than when it was begun: if it was made before that, the broker's clock was set back.
+func (c *command) goesFrom(created time.Time, header string, seq uint64) (goes, unsure bool) {
 	if created.Equal(micro(c.rd.Stream.Created)) && created.Before(c.rec.Created) {
-		return c.rec.Goes(header, 0)
+		created, seq = c.rec.Created, 0
 	}
-	return c.rec.GoesFrom(created, header, seq)
+	goes = c.rec.GoesFrom(created, header, seq)
+	told := seq > 0 && created.Equal(c.rec.Created)
+	return goes, !goes && !told && !c.rec.IsLast(header)
 }
 
 func sequences(all []found) outbox.Sequences {

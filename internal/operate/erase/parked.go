@@ -20,7 +20,7 @@ func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
 		}
 	}
 	look := func(erase bool) error {
-		c.untold[parkedEvents] = 0
+		c.untold[parkedEvents], c.stays[parkedEvents] = 0, nil
 		c.parked, err = c.o.Parked(ctx, c.l.NATS.API(), streams, erase, c.wasParked,
 			func() { c.o.Hit("erase.parked") })
 		return err
@@ -36,7 +36,10 @@ func (c *command) eraseParked(ctx context.Context, erase bool) (err error) {
 	if err := c.ledger.Save(ctx, c.rec); err != nil {
 		return err
 	}
-	return look(true)
+	untold, stays := c.untold[parkedEvents], c.stays[parkedEvents]
+	err = look(true)
+	c.untold[parkedEvents], c.stays[parkedEvents] = untold, stays // it may have read one twice
+	return err
 }
 
 // wasParked reports whether a parked event goes.
@@ -45,13 +48,17 @@ func (c *command) wasParked(e *erasure.Parked) bool {
 	if !known {
 		c.untold[parkedEvents]++
 	}
-	header := e.Header.Get(outbox.HeaderName)
-	if e.Stream != c.cfg.Stream {
-		goes, _ := c.inCopies(e.Stream)(e.Header, e.Sequence, time.Now())
-		return is && goes
+	var goes, unsure bool
+	switch header := e.Header.Get(outbox.HeaderName); {
+	case e.Stream != c.cfg.Stream:
+		goes, unsure = c.inCopies(e.Stream)(e.Header, e.Sequence, time.Now())
+	case e.Created.IsZero() || e.Sequence == 0:
+		goes, unsure = c.goesFrom(c.rec.Created, header, 0)
+	default:
+		goes, unsure = c.goesFrom(micro(e.Created), header, e.Sequence)
 	}
-	if e.Created.IsZero() || e.Sequence == 0 {
-		return is && c.rec.Goes(header, 0)
+	if is && unsure {
+		c.stays[parkedEvents] = append(c.stays[parkedEvents], e.Sequence)
 	}
-	return is && c.goesFrom(micro(e.Created), header, e.Sequence)
+	return is && goes
 }
