@@ -156,6 +156,9 @@ const maxRemembered = 1 << 16
 // Past tells of messages whether they were erased. For a document that it has not seen it computes an HMAC
 // for each request.
 type Past struct {
+	// Stream is the stream that all messages are of. Of a request of another one the time when that was made
+	// says nothing of them.
+	Stream string
 	// Now is when the stream was made that there is. It is no earlier one than a request's: if it was made
 	// before that, the broker's clock was set back. Zero: there is none.
 	Now time.Time
@@ -209,7 +212,7 @@ func (p *Past) gone(ctx context.Context, r *Record, created time.Time, header st
 	if r.System != p.system {
 		cut.Cut = 0
 	}
-	if created.Equal(p.Now) && created.Before(r.Created) {
+	if r.Stream != p.Stream || created.Equal(p.Now) && created.Before(r.Created) {
 		gone = cut.Goes(header, 0)
 	} else {
 		gone = cut.GoesFrom(created, header, seq)

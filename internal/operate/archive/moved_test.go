@@ -39,32 +39,37 @@ func TestRowsOfAMovedDatabaseArePutBack(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		system  string    // of the request; "": this server's
+		stream  string    // likewise
 		created time.Time // the stream's that was archived
 		now     time.Time // of the one that there is
 		all     []one
 	}{
-		{"by the old cluster, from this stream", "7000", made, made, []one{
+		{"by the old cluster, from this stream", "7000", "OUTBOX", made, made, []one{
 			{of("1", cut-16, 90), true},
 			{of("2", cut-8, 120), true}, // was on its way when the rows were deleted
 			{of("3", cut/4096, 2000), false}}},
-		{"by the old cluster, from a former stream", "7000", earlier, made, []one{
+		{"by the old cluster, from a former stream", "7000", "OUTBOX", earlier, made, []one{
 			{of("3", cut+16, 7), true}}},
-		{"by the old cluster, and the stream came from a copy", "7000", later, later, []one{
+		{"by the old cluster, and the stream came from a copy", "7000", "OUTBOX", later, later, []one{
 			{of("1", cut-16, 90), true},
 			{of("3", cut/4096, 2000), false}}},
-		{"by this one", "", made, made, []one{
+		{"by this one", "", "OUTBOX", made, made, []one{
 			{of("1", cut+16, 90), true}, // of the old one, whose WAL was longer
 			{of("2", cut-8, 120), true},
 			{of("3", cut-8, 121), true},
 			{of("3", cut+16, 2000), false}}},
-		{"by this one, and the stream came from a copy", "", later, later, []one{
+		{"by this one, and the stream came from a copy", "", "OUTBOX", later, later, []one{
 			{of("1", cut+16, 90), true},
 			{of("3", cut+16, 2000), false}}},
-		{"by this one, and the clock was set back", "", earlier, earlier, []one{
+		{"by this one, and the clock was set back", "", "OUTBOX", earlier, earlier, []one{
 			{of("1", cut+16, 90), true},
 			{of("2", cut-8, 7), true},
 			{of("3", cut+16, 8), false}}},
-		{"by this one, before the stream", "", earlier, made.Add(-time.Minute), []one{
+		{"of another stream, which is newer", "", "ANOTHER", earlier, time.Time{}, []one{
+			{of("1", cut+16, 90), true},
+			{of("2", cut-8, 7), true},
+			{of("3", cut+16, 8), false}}},
+		{"by this one, before the stream", "", "OUTBOX", earlier, made.Add(-time.Minute), []one{
 			{of("3", cut+16, 8), true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -79,7 +84,7 @@ func TestRowsOfAMovedDatabaseArePutBack(t *testing.T) {
 			l, err := erasure.Open(ctx, postgres.Target{URL: db.URL}, "outbox", db.Slot)
 			must.Succeed(t, err)
 			defer l.Close()
-			r, err := l.Begin(ctx, "r", "gone", system, "OUTBOX", made)
+			r, err := l.Begin(ctx, "r", "gone", system, c.stream, made)
 			must.Succeed(t, err)
 			r.Cut, r.CutSeq = cut, 100
 			must.Succeed(t, l.Save(ctx, r))
@@ -96,7 +101,7 @@ func TestRowsOfAMovedDatabaseArePutBack(t *testing.T) {
 			w.carry, err = newCarrier(config.Config{Subject: "outbox.{doc_id}"}, w.layout)
 			must.Succeed(t, err)
 			w.carry.computed = false // these have no key
-			must.Succeed(t, w.readErasures(ctx, conn, c.created, c.now))
+			must.Succeed(t, w.readErasures(ctx, conn, "OUTBOX", c.created, c.now))
 			for _, m := range c.all {
 				values, _, err := w.carry.row(m.m)
 				must.Succeed(t, err)

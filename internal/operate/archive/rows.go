@@ -184,7 +184,7 @@ func PutBack(ctx context.Context, cfg config.Config, log *slog.Logger, o RowsOpt
 	if err != nil {
 		return nil, err
 	}
-	if err := w.readErasures(ctx, asked, a.Created(), st.Created); err != nil {
+	if err := w.readErasures(ctx, asked, cfg.Stream, a.Created(), st.Created); err != nil {
 		return nil, err
 	}
 	return w.rep, w.run(ctx, a)
@@ -270,12 +270,13 @@ const byteaOID = 17
 
 // readErasures reads what must not come back. The connection is asked of each message of such a document. The
 // archive is of a stream that was made at a time; now is that of the one that there is.
-func (w *rowWriter) readErasures(ctx context.Context, conn *pgx.Conn, created, now time.Time) (err error) {
+func (w *rowWriter) readErasures(ctx context.Context, conn *pgx.Conn, stream string, created,
+	now time.Time) (err error) {
 	if w.erased, err = erasure.OpenPast(ctx, conn, w.layout.Table); err != nil {
 		return err
 	}
 	w.created = created.UTC().Truncate(time.Microsecond)
-	w.erased.Now = now.UTC().Truncate(time.Microsecond)
+	w.erased.Stream, w.erased.Now = stream, now.UTC().Truncate(time.Microsecond)
 	w.doc = slices.Index(w.carry.columns, w.layout.Mapping.Doc)
 	return nil
 }
