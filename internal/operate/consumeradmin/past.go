@@ -1,6 +1,7 @@
 package consumeradmin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -157,6 +158,30 @@ func (p *past) message(ctx context.Context, seq uint64) (at *stored, err error) 
 		return false, err
 	})
 	return at, err
+}
+
+// positions are those of the events that the stream does not have any more where parked ones, which ascend,
+// have their sequences: other events, if those are of another stream.
+func (p *past) positions(ctx context.Context, parked []parkedEvent) (map[int64]string, error) {
+	at := map[int64]string{}
+	within := func(first, last uint64) bool {
+		i, _ := slices.BinarySearchFunc(parked, int64(first), func(e parkedEvent, seq int64) int {
+			return cmp.Compare(e.seq, seq)
+		})
+		return i < len(parked) && parked[i].seq <= int64(last)
+	}
+	return at, p.read(ctx, 1, func(s *archive.Manifest) bool {
+		return within(s.First, s.Last)
+	}, func(m *archive.Message) (bool, error) {
+		if !within(m.Seq, m.Seq) {
+			return true, nil
+		}
+		s, err := p.stored(m)
+		if s != nil {
+			at[int64(m.Seq)] = s.outflow.Pos.String()
+		}
+		return true, err
+	})
 }
 
 // has reports whether there is a message at a sequence that the stream does not have any more.

@@ -528,13 +528,21 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 // whose message is gone is the only copy, and stays. So does one in whose place there is another event's, as
 // in a stream that was made anew or put back.
 func (a *Admin) inStream(ctx context.Context, parked []parkedEvent) ([]int64, error) {
+	archived, err := a.past.positions(ctx, parked)
+	if err != nil {
+		return nil, err
+	}
 	kept := []int64{}
 	for _, e := range parked {
 		m, err := a.message(ctx, uint64(e.seq))
 		if err != nil {
 			return nil, err
 		}
-		if m != nil && m.outflow.Pos.String() == e.position || m == nil && a.past.has(uint64(e.seq)) {
+		at, again := archived[e.seq]
+		if m != nil {
+			at, again = m.outflow.Pos.String(), true
+		}
+		if again && at == e.position {
 			kept = append(kept, e.ord)
 		}
 	}

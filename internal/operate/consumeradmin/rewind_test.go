@@ -190,3 +190,24 @@ func TestARewindKeepsWhatIsParkedOfAnotherStream(t *testing.T) {
 		t.Errorf("parked %s", got)
 	}
 }
+
+// TestARewindKeepsWhatTheArchiveHasAnotherEventOf: the messages of the stream that was made anew are in the
+// archive alone by now.
+func TestARewindKeepsWhatTheArchiveHasAnotherEventOf(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.archived(12, 10)
+	w.park("d1", 4)
+	w.park("d2", 9)
+	w.exec(`UPDATE outflow_parked SET position = '0/FFF-0' WHERE seq = 9`)
+	w.park("d3", 9)
+	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:3", Confirm: func(p *Plan) error {
+		if p.Parked != 2 {
+			t.Errorf("%d are taken out, want 2", p.Parked)
+		}
+		return nil
+	}}))
+	if got := w.text("SELECT document FROM outflow_parked"); got != "d2" {
+		t.Errorf("parked %s", got)
+	}
+}
