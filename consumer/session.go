@@ -408,10 +408,10 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		if lacks && st.Created[replay].Equal(created) { // a change of the layout in an earlier version
 			of := replayStream(r.cfg.Stream)
 			return fault(ErrStream, nil, fmt.Sprintf("Purge what is left of it (`nats stream purge %s "+
-				"--subject '%s>'`), and replay again what has not had its effect", of,
-				replayPrefix(r.cfg.Stream, r.cfg.Name)), "consumer %s has begun to read the replay in "+
-				"stream %s, and its marks in it are gone: nobody can tell how much of it is done", r.cfg.Name,
-				of)
+				"--subject '%s>'`), start the consumer, which forgets it then, and only after that replay "+
+				"again what has not had its effect", of, replayPrefix(r.cfg.Stream, r.cfg.Name)),
+				"consumer %s has begun to read the replay in stream %s, and its marks in it are gone: "+
+					"nobody can tell how much of it is done", r.cfg.Name, of)
 		}
 		if st.Offsets[replay] == nil || !st.Created[replay].Equal(created) {
 			if err := r.store.beginReplay(ctx, created, st.Created[replay]); err != nil {

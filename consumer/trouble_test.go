@@ -494,7 +494,8 @@ func TestAReplayWithoutItsOffsetsIsToldAndEnds(t *testing.T) {
 	w.newest.stopped()
 	w.exec("DELETE FROM outflow_mark WHERE source = 'replay'")
 	r := w.start(w.onStream(js, nil), handler)
-	const way = "nats stream purge OUTBOX_replay --subject '_outflow_replay.OUTBOX.orders.>'"
+	const way = "nats stream purge OUTBOX_replay --subject '_outflow_replay.OUTBOX.orders.>'`), " +
+		"start the consumer, which forgets it then, and only after that replay"
 	if err := r.ends(); !errors.Is(err, ErrStream) || !strings.Contains(outbox.FaultOf(err).Hint, way) {
 		t.Errorf("%v", err)
 	}
