@@ -361,7 +361,8 @@ func (r *runner) replay() *streamSource {
 
 // replayed returns when the stream of replays was made, and its newest event for this consumer; due reports
 // whether this instance has events of it to read. Another layout waits for all offsets to be at one place:
-// then one that is behind that event, which is gone, counts as the newest.
+// then one that is behind that event, which is gone, counts as the newest. If the broker has lost the
+// stream's end, only up to there: a replay that goes on takes the same sequences.
 func (r *runner) replayed(ctx context.Context, st *state) (created time.Time, last uint64, due bool,
 	err error) {
 	src := r.replay()
@@ -377,7 +378,7 @@ func (r *runner) replayed(ctx context.Context, st *state) (created time.Time, la
 	}
 	at := st.Offsets[replay]
 	if st.Wanted != nil && st.Created[replay].Equal(now.Created) {
-		last = max(last, st.Furthest)
+		last = max(last, min(st.Furthest, now.Last))
 	}
 	return now.Created, last, at == nil || !st.Created[replay].Equal(now.Created) ||
 			oldest(at.list()).Seq < last,

@@ -478,6 +478,24 @@ func TestAnotherLayoutDoesNotWaitForTheEndOfAReplayThatIsGone(t *testing.T) {
 	w.exactly(append(all, all[:5]...))
 }
 
+// TestAnotherLayoutLeavesRoomForALostEndOfAReplay: one partition had done what the broker has lost, and
+// another one had not. It comes again under the same sequences.
+func TestAnotherLayoutLeavesRoomForALostEndOfAReplay(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	publishReplay(t, js, s.events(3, 1))
+	c := w.onStream(js, nil)
+	r := &runner{Consumer: c, store: newDocumentStore(&memoryCell{}, &c.cfg)}
+	now, err := stateOf(t.Context(), r.replay())
+	must.Succeed(t, err)
+	st := &state{Wanted: &layout{}, Created: map[string]time.Time{replay: now.Created}, Furthest: 5,
+		Offsets: map[string]offsets{replay: {0: {Seq: 3}}}}
+	if _, last, due, err := r.replayed(t.Context(), st); err != nil || last != 3 || due {
+		t.Errorf("to %d, due: %v, %v", last, due, err)
+	}
+}
+
 // TestAReplayWithoutItsOffsetsIsToldAndEnds: nobody can tell how much of it was done. When it is purged, what
 // is replayed next is read.
 func TestAReplayWithoutItsOffsetsIsToldAndEnds(t *testing.T) {
