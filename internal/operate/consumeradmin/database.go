@@ -245,21 +245,24 @@ func (d *database) lower(ctx context.Context, tx pgx.Tx, name string, now *state
 	return nil
 }
 
+// event is what tells an event from others, whatever its sequence.
+type event struct{ subject, position, id string }
+
 // parkedEvent is a row of what is parked.
 type parkedEvent struct {
+	event
 	ord, seq int64
-	position string
 }
 
 // parkedBehind lists the live events beyond seq that are parked.
 func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]parkedEvent,
 	error) {
-	rows, err := q.Query(ctx, `SELECT ord, seq, position FROM `+d.table("outflow_parked")+
+	rows, err := q.Query(ctx, `SELECT ord, seq, subject, position, event_id FROM `+d.table("outflow_parked")+
 		` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq, ord`, name, live, int64(seq))
 	if err == nil {
 		var all []parkedEvent
 		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e parkedEvent, err error) {
-			err = row.Scan(&e.ord, &e.seq, &e.position)
+			err = row.Scan(&e.ord, &e.seq, &e.subject, &e.position, &e.id)
 			return e, err
 		})
 		if err == nil {

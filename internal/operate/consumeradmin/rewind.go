@@ -478,7 +478,7 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 			parked, err = d.parkedBehind(ctx, a.DB, r.Name, now.To)
 		}
 		if err == nil {
-			kept, err = a.inStream(ctx, parked)
+			kept, err = a.inStream(ctx, now.To, parked)
 			now.Parked = len(kept)
 		}
 		return now, err
@@ -508,7 +508,7 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 			return err
 		}
 		all = slices.DeleteFunc(all, func(e parkedEvent) bool { return slices.Contains(parked, e) })
-		more, err := a.inStream(ctx, all) // nothing is parked any more while the offsets are locked
+		more, err := a.inStream(ctx, p.To, all) // nothing is parked any more while the offsets are locked
 		if err != nil {
 			return err
 		}
@@ -524,15 +524,15 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// inStream returns the rows of parked events that stream or archive have: those are delivered again. A row
-// whose message is gone is the only copy, and stays. So does one in whose place there is another event's, as
-// in a stream that was made anew or put back.
-func (a *Admin) inStream(ctx context.Context, parked []parkedEvent) ([]int64, error) {
+// inStream returns the rows of parked events that stream or archive have behind a place: those are delivered
+// again. A row whose message is gone is the only copy, and stays. So does one in whose place there is another
+// event's, as in a stream that was made anew or put back.
+func (a *Admin) inStream(ctx context.Context, to uint64, parked []parkedEvent) ([]int64, error) {
 	archived, err := a.past.positions(ctx, parked)
 	if err != nil {
 		return nil, err
 	}
-	kept := []int64{}
+	kept, lost := []int64{}, map[event][]int64{}
 	for _, e := range parked {
 		m, err := a.message(ctx, uint64(e.seq))
 		if err != nil {
@@ -544,10 +544,43 @@ func (a *Admin) inStream(ctx context.Context, parked []parkedEvent) ([]int64, er
 		}
 		if again && at == e.position {
 			kept = append(kept, e.ord)
+		} else {
+			lost[e.event] = append(lost[e.event], e.ord)
 		}
 	}
-	return kept, nil
+	again, err := a.republished(ctx, to, lost)
+	return append(kept, again...), err
 }
+
+// republished returns those of rows whose events the stream has behind a place under another sequence: the
+// broker lost them, and they were published again.
+func (a *Admin) republished(ctx context.Context, to uint64, lost map[event][]int64) (rows []int64, err error) {
+	if len(lost) == 0 {
+		return nil, nil
+	}
+	var subjects []string
+	for e := range lost {
+		subjects = append(subjects, e.subject)
+	}
+	slices.Sort(subjects)
+	if subjects = slices.Compact(subjects); len(subjects) > maxSubjects {
+		subjects = nil
+	}
+	err = jsapi.ReadStream(ctx, a.JS, a.Stream, jetstream.OrderedConsumerConfig{FilterSubjects: subjects,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: to + 1, HeadersOnly: true,
+	}, 0, func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
+		if h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName)); err == nil {
+			e := event{m.Subject(), h.Pos.String(), h.ID}
+			rows = append(rows, lost[e]...)
+			delete(lost, e)
+		}
+		return nil
+	})
+	return rows, err
+}
+
+// maxSubjects is how many subjects a request names: with many it would be larger than NATS takes.
+const maxSubjects = 256
 
 // rewindBucket lowers the offsets in the bucket, by compare-and-set.
 func (a *Admin) rewindBucket(ctx context.Context, stream jetstream.Stream, r Rewind,

@@ -211,3 +211,28 @@ func TestARewindKeepsWhatTheArchiveHasAnotherEventOf(t *testing.T) {
 		t.Errorf("parked %s", got)
 	}
 }
+
+// TestARewindTakesOutWhatWasPublishedAgain: what the broker lost of the stream's end has another sequence. An
+// event that only has the position or the subject in common is another one.
+func TestARewindTakesOutWhatWasPublishedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for seq, document := range map[int]string{13: "d2", 14: "d3", 15: "d4"} {
+		w.park(document, seq)
+		must(t, w.live.DeleteMsg(t.Context(), uint64(seq)))
+	}
+	w.publish(w.JS, "outbox.d3", 13)
+	w.publish(w.JS, "outbox.d2", 13)
+	w.publish(w.JS, "outbox.d3", 15)
+	w.publish(w.JS, "outbox.d4", 15)
+	w.exec(`UPDATE outflow_parked SET event_id = 'other' WHERE document = 'd4'`)
+	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:12", Confirm: func(p *Plan) error {
+		if p.Parked != 1 {
+			t.Errorf("%d are taken out, want 1", p.Parked)
+		}
+		return nil
+	}}))
+	if got := w.text("SELECT document FROM outflow_parked ORDER BY document"); got != "d3 d4" {
+		t.Errorf("parked %s", got)
+	}
+}
