@@ -554,7 +554,8 @@ func (a *Admin) inStream(ctx context.Context, to uint64, parked []parkedEvent) (
 
 // republished returns those of rows whose events the stream has behind a place under another sequence: the
 // broker lost them, and they were published again.
-func (a *Admin) republished(ctx context.Context, to uint64, lost map[event][]int64) (rows []int64, err error) {
+func (a *Admin) republished(ctx context.Context, to uint64, lost map[event][]int64) (rows []int64,
+	err error) {
 	if len(lost) == 0 {
 		return nil, nil
 	}
