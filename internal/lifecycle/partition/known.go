@@ -125,19 +125,38 @@ func (m *Manager) readIDs(ctx context.Context, in Period, wanted func(id [16]byt
 // lack adds the ids that are not loaded of the rows of a plain table for which a condition holds. They alone
 // are looked for in other periods, which may have many times as many as were loaded.
 func (m *Manager) lack(ctx context.Context, lacking ids, condition string, id catalog.Column) error {
-	rows, err := m.conn.Query(ctx, fmt.Sprintf("SELECT %s FROM ONLY %s t WHERE %s AND NOT %s",
-		tablesnapshot.HashOf("t", id), m.root.Quoted(), condition, tablesnapshot.Known("t", id)))
-	if err == nil {
-		var hash [16]byte
-		_, err = pgx.ForEachRow(rows, []any{&hash}, func() error {
-			lacking.add(hash)
-			return nil
-		})
-	}
+	err := m.inTx(ctx, func(tx pgx.Tx) error {
+		return fetch(ctx, tx, fmt.Sprintf("SELECT %s FROM ONLY %s t WHERE %s AND NOT %s",
+			tablesnapshot.HashOf("t", id), m.root.Quoted(), condition, tablesnapshot.Known("t", id)),
+			func(v [][]byte) { lacking.add([16]byte(v[0])) })
+	})
 	if err != nil {
 		return fmt.Errorf("look for rows of %s that are not published: %w", m.root.Quoted(), err)
 	}
 	return nil
+}
+
+// fetched is how many rows PostgreSQL sends at a time: so few that the connection's buffers have room for
+// them. Then it waits for the next statement, and ends the session of a process that was stopped. To send the
+// rest to it, it would wait for ever, with all locks.
+const fetched = 1000
+
+// fetch calls f with the values of each row of a query, in binary form.
+func fetch(ctx context.Context, tx pgx.Tx, query string, f func(v [][]byte)) error {
+	_, err := tx.Exec(ctx, "SET LOCAL cursor_tuple_fraction = 1; "+ // for all rows are read
+		"DECLARE outflow_rows NO SCROLL CURSOR FOR "+query)
+	for n := fetched; err == nil && n == fetched; {
+		rows := tx.Conn().PgConn().ExecParams(ctx, fmt.Sprintf("FETCH %d FROM outflow_rows", fetched), nil,
+			nil, nil, []int16{pgtype.BinaryFormatCode})
+		for n = 0; rows.NextRow(); n++ {
+			f(rows.Values())
+		}
+		_, err = rows.Close()
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, "CLOSE outflow_rows")
+	}
+	return err
 }
 
 // unknownRow is a row whose id was not read.
@@ -148,9 +167,9 @@ type unknownRow struct {
 }
 
 // unknownRows calls f with the rows of a partition whose ids were not read. aged is asked of each, in SQL.
-func (m *Manager) unknownRows(ctx context.Context, conn *pgx.Conn, p *Partition, aged string,
+func (m *Manager) unknownRows(ctx context.Context, tx pgx.Tx, p *Partition, aged string,
 	f func(unknownRow)) error {
-	id, which, err := m.compared(ctx, conn, p)
+	id, which, err := m.compared(ctx, tx, p)
 	if err != nil {
 		return err
 	}
@@ -159,24 +178,19 @@ func (m *Manager) unknownRows(ctx context.Context, conn *pgx.Conn, p *Partition,
 	}
 	task := progress.Count(ctx, "comparing partition "+p.Name, "rows", p.SealedSum.Rows)
 	defer task.End()
-	rows := conn.PgConn().ExecParams(ctx, fmt.Sprintf("SELECT t.ctid, %s, %s FROM ONLY %s t "+
-		"WHERE %s", aged, tablesnapshot.BytesOf("t."+postgres.Quote(id.Name), id), p.Name,
-		which), nil, nil, nil, []int16{pgtype.BinaryFormatCode})
-	for rows.NextRow() {
+	return fetch(ctx, tx, fmt.Sprintf("SELECT t.ctid, %s, %s FROM ONLY %s t WHERE %s", aged,
+		tablesnapshot.BytesOf("t."+postgres.Quote(id.Name), id), p.Name, which), func(v [][]byte) {
 		task.Add(1)
-		v := rows.Values()
 		full := sha256.Sum256(v[2])
 		r := unknownRow{id: [16]byte(full[:16])}
 		if m.published.in == inMemory && m.published.knows(r.id) {
-			continue
+			return
 		}
 		r.aged = v[1] != nil && v[1][0] == 1
 		r.at = pgtype.TID{BlockNumber: binary.BigEndian.Uint32(v[0]),
 			OffsetNumber: binary.BigEndian.Uint16(v[0][4:]), Valid: true}
 		f(r)
-	}
-	_, err = rows.Close()
-	return err
+	})
 }
 
 // ids are hashes of ids, of which each stands for all with the same first bits: 32 MiB, however many. Of

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -100,6 +102,32 @@ func TestAStoppedDropLetsItsLockGo(t *testing.T) {
 	w.o.Hit = nil
 	if steps := w.apply(); w.exists(0) {
 		t.Errorf("it stays: %+v", steps)
+	}
+}
+
+// TestACompareThatStopsLetsItsLockGo: PostgreSQL does not wait, with the locks, for a process that reads no
+// more of the rows that it sends.
+func TestACompareThatStopsLetsItsLockGo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	const rows = 100_000 // more than buffers have room for
+	w.insert(0, rows, false)
+	m, n := w.manager(), 0
+	m.published = &published{}
+	must.Succeed(t, m.inTx(outboxdb.Within(t), func(tx pgx.Tx) error {
+		p := &Partition{Name: quoted("public", old(0))}
+		return m.unknownRows(outboxdb.Within(t), tx, p, "false", func(unknownRow) {
+			if n++; n > 1 {
+				return
+			}
+			outboxdb.Eventually(t, "PostgreSQL waits for the next statement", func() bool {
+				return w.Text("SELECT state FROM pg_stat_activity WHERE pid = $1::text::int",
+					fmt.Sprint(m.conn.PgConn().PID())) == "idle in transaction"
+			})
+		})
+	}))
+	if n != rows {
+		t.Errorf("%d rows", n)
 	}
 }
 

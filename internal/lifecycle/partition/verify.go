@@ -182,7 +182,9 @@ func (m *Manager) readMore(ctx context.Context, p *Partition) error {
 			if q != p && q.State == Verified {
 				continue
 			}
-			err := m.unknownRows(ctx, m.conn, q, "false", func(r unknownRow) { lacking.add(r.id) })
+			err := m.inTx(ctx, func(tx pgx.Tx) error {
+				return m.unknownRows(ctx, tx, q, "false", func(r unknownRow) { lacking.add(r.id) })
+			})
 			switch {
 			case err == nil:
 				known.of = append(known.of, q)
@@ -312,7 +314,7 @@ func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gon
 		}
 	}
 	var named []pgtype.TID
-	err = m.unknownRows(ctx, tx.Conn(), p, aged, func(r unknownRow) {
+	err = m.unknownRows(ctx, tx, p, aged, func(r unknownRow) {
 		switch {
 		case r.aged:
 			gone.aged++
