@@ -122,10 +122,7 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 			p.RefusedAt = time.Time{}
 		}
 		m.asShard(f, p)
-		if was := p.Stream.Created; !was.IsZero() && !f.Stream.Created.IsZero() &&
-			!was.Equal(f.Stream.Created) && !f.elsewhere(&m.cfg, p) {
-			p.Made = false // the fence shows nothing of this stream, only ids do
-		}
+		m.ofStream(f, p)
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
 			// by an earlier run: the archive may have lost it since
 			p.came, p.State, p.Verified = p.State, Durable, nil
@@ -272,6 +269,14 @@ func (m *Manager) asShard(f *Facts, p *Partition) {
 	}
 }
 
+// ofStream sees to it that only ids show that rows were published, where the fence is of a former stream.
+func (m *Manager) ofStream(f *Facts, p *Partition) {
+	if was := p.Stream.Created; !was.IsZero() && !f.Stream.Created.IsZero() &&
+		!was.Equal(f.Stream.Created) && !f.elsewhere(&m.cfg, p) {
+		p.Made = false
+	}
+}
+
 func (m *Manager) nextAttached(s *situation, p *Partition, step func(Action, string, ...any) Step) Step {
 	after := func(t time.Time) time.Time { return t.Add(m.cfg.Slack) }
 	ends := p.Upper.Add(behindUTC(m.root.KeyType))
@@ -349,9 +354,11 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 	}
 	before := *p
 	before.Found = p.Verified // they are counted under the lock
+	_, other := m.fails(s.Facts, p, "stream")
 	switch name, why := mayGo(&m.cfg, s.Facts, &before); {
-	case name == "stream":
-		return step(Verify, "%s", why)
+	case name == "stream" || other != "" && s.Repairing == "" && !s.elsewhere(&m.cfg, p):
+		// at once: after retain.table.keep the messages that a repair made may have been removed
+		return step(Verify, "%s", other)
 	case why != "":
 		w := step(Wait, "%s", why)
 		w.Clause = name

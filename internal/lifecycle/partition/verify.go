@@ -65,6 +65,7 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	for {
 		everything := len(m.published.left) == 0
 		s.Stream = m.published.seen.Stream // the newest that is known of it
+		m.ofStream(s.Facts, p)
 		instead, missing, err := m.compare(ctx, s.Facts, p, everything)
 		switch {
 		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
