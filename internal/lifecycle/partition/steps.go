@@ -363,8 +363,9 @@ func (m *Manager) transaction(ctx context.Context, id int64) (who string, err er
 // written reports whether a partition has rows that were written after its DETACH had begun. Of nearly all of
 // them age tells that they were not, in a quarter of the time, where that is less than 2^31 transactions ago.
 func (m *Manager) written(ctx context.Context, q catalog.Querier, p *Partition) (yes bool, err error) {
-	err = q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE (age($2::text::xid) < 0 OR "+
-		"age(t.xmin) <= age($2::text::xid)) AND "+written+" >= $1)", p.DetachXmin,
+	err = q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM ONLY "+p.Name+" t WHERE ("+
+		"(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint) - $1 >= 2147483648 OR "+
+		"age($2::text::xid) < 0 OR age(t.xmin) <= age($2::text::xid)) AND "+written+" >= $1)", p.DetachXmin,
 		fmt.Sprint(uint32(p.DetachXmin))).Scan(&yes)
 	if err != nil {
 		return false, fmt.Errorf("look for the newest rows of partition %s: %w", p.Name, err)
