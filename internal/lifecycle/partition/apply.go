@@ -294,7 +294,8 @@ func (m *Manager) inTx(ctx context.Context, do func(tx pgx.Tx) error) error {
 
 // retry runs do until it gets its locks.
 func (m *Manager) retry(ctx context.Context, do func() error) error {
-	defer progress.Wait(ctx, "waiting for a lock on table "+m.root.Quoted())()
+	m.locked = progress.Wait(ctx, "waiting for a lock on table "+m.root.Quoted())
+	defer m.locked()
 	for n := 1; ; n++ {
 		err := do()
 		state := postgres.SQLState(err)

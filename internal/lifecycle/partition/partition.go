@@ -96,6 +96,7 @@ type Manager struct {
 	published *published   // nil: the stream was not read yet
 	began     time.Time    // when this run did
 	between   func() error // what is done while something is read that takes its time
+	locked    func()       // ends what is shown: that a lock is waited for
 	o         Options
 
 	now func() time.Time // by which is counted how long transactions are waited for

@@ -3,12 +3,14 @@ package partition
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
@@ -129,6 +131,38 @@ func TestACompareThatStopsLetsItsLockGo(t *testing.T) {
 	if n != rows {
 		t.Errorf("%d rows", n)
 	}
+}
+
+// said is what a line says.
+type said chan string
+
+func (s said) Write(p []byte) (int, error) {
+	s <- string(p)
+	return len(p), nil
+}
+
+// TestALockThatWasHadIsNotWaitedFor: what takes its time under it may, and is another thing.
+func TestALockThatWasHadIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, true)
+	lines := make(said, 100)
+	line := progress.New(progress.Config{Stdout: io.Discard, Stderr: lines})
+	defer line.Close()
+	w.o.Hit = func(point string) {
+		if point != "partition.sealing" {
+			return
+		}
+		line.Start("apply")
+		if text := <-lines; strings.Contains(text, "waiting") {
+			t.Errorf("it has the lock, and says: %s", text)
+		}
+		line.Stop()
+	}
+	m := w.manager()
+	_, err := m.Apply(progress.With(outboxdb.Within(t), line))
+	must.Succeed(t, err)
+	w.want(0, Sealed)
 }
 
 // TestADropThatReadsForLongKeepsItsLock: PostgreSQL hears of a process that reads the archive.

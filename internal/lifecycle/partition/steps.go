@@ -378,6 +378,7 @@ func (m *Manager) lock(ctx context.Context, tx pgx.Tx, p *Partition, mode string
 	if _, err := tx.Exec(ctx, "LOCK TABLE "+p.Name+" IN "+mode+" MODE"); err != nil {
 		return err
 	}
+	m.locked()
 	var same, attached bool
 	err := tx.QueryRow(ctx, `SELECT $1::regclass::oid = $2, EXISTS (SELECT FROM pg_inherits
 		WHERE inhrelid = $2)`, p.Name, p.OID).Scan(&same, &attached)
@@ -395,6 +396,7 @@ func (m *Manager) lock(ctx context.Context, tx pgx.Tx, p *Partition, mode string
 
 // sum counts the rows of a partition, and adds up the hashes of their ids.
 func (m *Manager) sum(ctx context.Context, tx pgx.Tx, p *Partition) (s Sum, err error) {
+	defer progress.Wait(ctx, "counting the rows of partition "+p.Name)()
 	what := "t.*"
 	if m.cfg.ID != "" {
 		t, err := catalog.ReadTable(ctx, tx, p.Name)
