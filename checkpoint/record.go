@@ -110,14 +110,18 @@ type Begun struct {
 
 // Attempt is an attempt of a repair: behind a sequence it publishes rows in their order, each as one message.
 type Attempt struct {
-	Seq   uint64 `json:"seq"`
-	Where string `json:"where,omitempty"` // the rows for which this holds, and that were missing then
-	Sum   uint64 `json:"sum"`             // of the hashes of their ids
-	// how many other rows it held for that were in the stream, and the sum of the hashes of their ids
-	Found    uint64    `json:"found,omitempty"`
-	FoundSum uint64    `json:"found_sum,omitempty"`
-	Removed  uint64    `json:"removed,omitempty"` // how many messages nobody had any more then
-	At       time.Time `json:"at"`                // when it began, by the broker's clock, UTC
+	Seq   uint64    `json:"seq"`
+	Where string    `json:"where,omitempty"` // the rows for which this holds, and that were missing then
+	Sum   uint64    `json:"sum"`             // of the hashes of their ids
+	Found *Found    `json:"found,omitempty"` // nil: an older build does not say
+	At    time.Time `json:"at"`              // when it began, by the broker's clock, UTC
+}
+
+// Found is what an attempt had found before it published.
+type Found struct {
+	Rows int `json:"rows"` // for which its condition holds, and that were in the stream
+	// up to its Seq, with a message in stream or archive, or of which it is known why they have none
+	Sequences int `json:"sequences"`
 }
 
 func (r *Record) validateBegun() error {

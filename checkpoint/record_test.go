@@ -393,7 +393,7 @@ func TestARecordSaysWhatARepairHasBegun(t *testing.T) {
 		r := record(at(0x1000, 5, time.Hour))
 		r.Repairing = "slot_missing"
 		r.Begun = &Begun{Durable: 3, Attempts: []Attempt{{Seq: 5, Sum: math.MaxUint64, At: epoch},
-			{Seq: 9, Where: "id > 7", At: epoch}}}
+			{Seq: 9, Where: "id > 7", Found: &Found{Sequences: 9}, At: epoch}}}
 		return r
 	}
 	doc, err := begun().Encode()

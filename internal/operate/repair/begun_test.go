@@ -140,11 +140,11 @@ func TestTheBrokerSaysHowOldIsWhatWasPublished(t *testing.T) {
 	rd, err := l.Read(ctx)
 	must.Succeed(t, err)
 	for _, ahead := range []time.Duration{-time.Hour, time.Hour} {
-		s, begun := &scan{r: &repair{cfg: cfg}, l: l}, &checkpoint.Begun{}
+		s, rec := &scan{r: &repair{cfg: cfg}, l: l}, &checkpoint.Record{Begun: &checkpoint.Begun{}}
 		rd := rd
 		rd.Stream.Now, rd.Stream.NewestSeq = rd.Stream.Now.Add(ahead), 0
-		s.addAttempt(begun, rd)
-		s.attempts = []attempt{{Attempt: begun.Attempts[0]}}
+		s.addAttempt(rec, rd)
+		s.attempts = []attempt{{Attempt: rec.Begun.Attempts[0]}}
 		for after, want := range map[time.Duration]uint64{time.Minute: 0, 20 * time.Minute: rows} {
 			later := rd
 			later.Stream.Now = rd.Stream.Now.Add(after)
@@ -440,30 +440,66 @@ func TestRepairsThatAreKilledAtRandomPublishEachRowOnce(t *testing.T) {
 }
 
 // TestWhatTheLimitsHaveTakenSinceIsNotPublishedAgain: a killed repair has pushed it out of the stream, it
-// comes behind what that has published, and the condition holds for it too.
+// comes behind what that has published, and the condition holds for it too. In the middle it is missing among
+// what is still to be published.
 func TestWhatTheLimitsHaveTakenSinceIsNotPublishedAgain(t *testing.T) {
 	t.Parallel()
-	type kill = func(*testing.T, context.Context, config.Config, Options)
-	for name, c := range map[string]struct {
-		kill kill
-		left uint64
-	}{"in the middle": {killedInside, 1}, "when all was published": {killed, 0}} {
-		t.Run(name, func(t *testing.T) {
+	for _, inside := range []bool{false, true} {
+		t.Run(fmt.Sprint("in the middle: ", inside), func(t *testing.T) {
 			t.Parallel()
 			ctx, cfg, s, db := limited(t, func(c *jetstream.StreamConfig) { c.MaxMsgs = rows }, "", 0)
 			db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
 				SELECT 'c', 'a', n, '{}' FROM generate_series(1, 3) n`)
 			o := Options{Accept: "slot_missing", Where: "doc_id IN ('c', 'd')"}
-			for range 2 {
-				c.kill(t, ctx, cfg, o)
-				o.Accept = "repair_unfinished"
+			if inside {
+				killedInside(t, ctx, cfg, o)
+			} else {
+				killed(t, ctx, cfg, o)
 			}
+			o.Accept = "repair_unfinished"
 			report, err := run(ctx, cfg, o)
-			seq, key := last(t, ctx, s)
-			if err != nil || report.Published != c.left || seq != rows+3 || !strings.HasSuffix(key, "3") {
-				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+			if inside {
+				f := outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+				if !strings.Contains(f.Message, "3 rows ") { // two that were never there, and one that was
+					t.Error(f)
+				}
+				o.Where = "doc_id = 'd' AND counter > 1"
+				report, err = run(ctx, cfg, o)
+			}
+			if err != nil || report.Published != 0 {
+				t.Fatalf("%+v, %v", report, err)
+			}
+			if inside {
+				_, err = run(ctx, cfg, Options{Accept: codeMissing, Where: "doc_id = 'c'"})
+			}
+			if seq, key := last(t, ctx, s); err != nil || seq != rows+3 || !strings.HasSuffix(key, "3") {
+				t.Errorf("%d, %s: %v", seq, key, err)
 			}
 		})
+	}
+}
+
+// TestAnOlderBuildDidNotSayWhatItHadFound: what it has replaced is not published again all the same.
+func TestAnOlderBuildDidNotSayWhatItHadFound(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, db := limited(t, onePerSubject, "", 0)
+	db.Exec(`INSERT INTO outbox (doc_id, actor_id, counter, payload)
+		SELECT 'd', 'a', n, '{}' FROM generate_series(21, 23) n`)
+	o := Options{Accept: "slot_missing", Where: "counter >= 20"}
+	killedInside(t, ctx, cfg, o)
+	l, err := backfill.Open(ctx, cfg, quiet)
+	must.Succeed(t, err)
+	defer l.Close()
+	rec, revision, err := l.Store.Load(ctx)
+	must.Succeed(t, err)
+	rec.Begun.Attempts[0].Found = nil
+	_, err = l.Store.Save(ctx, rec, revision)
+	must.Succeed(t, err)
+	o.Accept = "repair_unfinished"
+	report, err := run(ctx, cfg, o)
+	seq, key := last(t, ctx, s)
+	if err != nil || report.Published != 2 || seq != rows+3 || !strings.HasSuffix(key, "23") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
 	}
 }
 

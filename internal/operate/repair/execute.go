@@ -293,7 +293,7 @@ func (r *repair) publishMissing(ctx context.Context, l *backfill.Conns, f *findi
 	}
 	w := r.makeWindow(l, s, f.End())
 	if w.Of > 0 {
-		s.addAttempt(rec.Begun, f.Readings)
+		s.addAttempt(rec, f.Readings)
 		if err := r.save(ctx, l, f, rec); err != nil {
 			return err
 		}

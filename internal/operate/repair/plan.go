@@ -371,8 +371,6 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if err := s.readStream(ctx, rd, keep); err != nil {
 		return err
 	}
-	n := rd.Removed(s.again) + s.went
-	s.removed = n - min(n, s.archived) // those that the archive has are not gone
 	if n := s.counts[otherEvent]; n > 0 {
 		return idsReused(s.l, n, "stream "+s.r.cfg.Stream)
 	}
@@ -393,8 +391,9 @@ func (s *scan) run(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if s.r.o.Where != "" || s.onlyNew && s.went == 0 || s.counts[missing] == 0 {
 		return s.findEdges(ctx)
 	}
-	if s.removed > s.replaced {
-		return s.r.removedFault(s.removed - s.replaced)
+	// those that the archive has are not gone
+	if n, known := rd.Removed(s.again)+s.went, s.archived+s.replaced; n > known {
+		return s.r.removedFault(n - known)
 	}
 	if s.withoutID > 0 {
 		return refuse("repair_ids", fmt.Sprintf("stream %s has %s without an event id: their rows, if "+

@@ -29,6 +29,7 @@ type attempt struct {
 	last   uint64     // the last one of those
 	anchor outbox.LSN // at which that was published
 	latest idHash     // the event of that
+	done   bool       // that was the last row that it had to publish
 }
 
 // readAttempts reads the rows that each attempt looked at, as they are now.
@@ -117,18 +118,20 @@ func (s *scan) attemptAt(seq uint64) int {
 	return n - 1
 }
 
-// stored notes a message behind the sequence of an attempt.
+// stored notes a message, which may be behind the sequence of an attempt.
 func (s *scan) stored(seq uint64) {
+	s.read++
 	if n := s.attemptAt(seq); n >= 0 {
 		s.attempts[n].all++
 	}
 }
 
 // published notes that a repair has published it.
-func (s *scan) published(seq uint64, at outbox.LSN, id idHash) {
+func (s *scan) published(seq uint64, h *outbox.Header, id idHash) {
 	if n := s.attemptAt(seq); n >= 0 {
 		a := &s.attempts[n]
-		a.there, a.last, a.anchor, a.latest, s.by[id] = a.there+1, seq, at, id, n
+		a.there, a.last, a.anchor, a.latest, s.by[id] = a.there+1, seq, h.Pos.LSN, id, n
+		a.done = h.N+1 == h.Of
 	}
 }
 
@@ -149,8 +152,9 @@ func sum(ids []idHash) (n uint64) {
 // An attempt publishes rows in their order, so it has published as many of the first ones as there are
 // sequences that are its own. By their sum they are the rows that were missing then. If they are not, because
 // some were deleted, or because it has itself replaced what it found in the stream, its newest message tells:
-// whatever comes before that was in the stream, unless the WAL behind another anchor was to bring it. What it
-// found, and what the stream has replaced or discarded, may come behind that as well: see behind.
+// whatever comes before that was in the stream, unless the WAL behind another anchor was to bring it. Behind
+// it, what was in the stream is missing among what is still to be published, and nobody knows which is which:
+// only if nothing of the one or of the other is there.
 func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool) error {
 	if s.snap == nil || len(s.attempts) == 0 {
 		return nil
@@ -159,9 +163,14 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 	if err != nil {
 		return err
 	}
-	known := rd.Explained(s.again)
+	known, kept := rd.Explained(s.again), s.read
+	for _, a := range s.attempts {
+		kept -= a.all
+	}
 	for i := range s.attempts {
 		a := &s.attempts[i]
+		before := kept + int(known.Within(1, a.Seq).Count()) // up to its sequence
+		kept += a.all
 		to := end
 		if i+1 < len(s.attempts) {
 			to = min(to, s.attempts[i+1].Seq)
@@ -172,50 +181,53 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		gone := max(0, int(to-a.Seq)-int(known.Within(a.Seq+1, to).Count())-a.all)
 		n := gone + a.there
 		rows := make([]idHash, 0, len(a.rows)) // that were missing then
-		left := found{int(a.Found), a.FoundSum}
+		found := 0                             // what is still there of what it had found
 		for _, id := range a.rows {
 			if by, is := s.by[id]; is && by >= i || s.missing(id) {
 				rows = append(rows, id)
 			} else if s.was(id) == inStream {
-				left = left.less(id)
+				found++
 			}
 		}
-		left.n = max(0, min(left.n, int(s.removed)-int(a.Removed))) // the others were deleted
+		left := int(rd.Removed(s.again)) // at most so many of the others have gone from the stream
+		if a.Found != nil {
+			left = max(0, min(a.Found.Rows-found, a.Found.Sequences-before))
+		}
 		// in another stream, or of another past of the server, that would tell nothing
 		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
 		at := slices.Index(rows, a.latest)
 		told := a.there > 0 && at >= 0 && a.last == to // by the newest message how far it came
-		first, rest, here := rows, []idHash(nil), false
+		first, behind, here := rows, []idHash(nil), false
 		switch {
 		case exact && told:
 			first = rows[:at+1]
 		case exact:
 			first = rows[:min(n, len(rows))]
 		case told: // in a new slot, others may have been written since
-			first, rest, here = rows[:at], s.missingOf(rows[at:]), keep && a.anchor == s.anchor.Due
+			first, behind, here = rows[:at], s.missingOf(rows[at:]), keep && a.anchor == s.anchor.Due
 		}
 		lost := s.missingOf(first)
-		here = here && len(lost) >= gone && len(lost)-gone <= left.n
-		if here && gone == 0 && sum(rows)-sum(lost) == a.Sum { // they were all missing then
-			rest = nil
+		if here = here && len(lost) >= gone && len(lost)-gone <= left; here {
+			left -= len(lost) - gone
 		}
 		switch {
 		case here, exact && (told || len(lost) == gone):
 			s.setInStream(lost)
-		case gone == 0 && left.n == 0: // nothing is
+		case gone == 0 && left == 0: // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
 			return s.cantTell(gone, lost)
 		default: // they are left out
 			s.replaced += uint64(gone)
 		}
-		behind, ok := left.behind(lost, rest, gone, here)
-		if !ok && slices.ContainsFunc(rest, s.candidate) {
-			return s.cantTell(gone, rest)
+		switch {
+		case left == 0, gone == 0 && sum(rows)-sum(lost) == a.Sum: // they were all missing then
+		case here && a.done && len(behind) <= left:
+			s.setInStream(behind)
+		case slices.ContainsFunc(behind, s.candidate):
+			return s.cantTell(gone, behind)
 		}
-		s.setInStream(behind)
-		_, todo := s.of(missing)
 		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
-			(here || exact && a.Sum-sum(first) == todo)
+			(here || exact && a.Sum-sum(first) == s.sum())
 	}
 	return nil
 }
@@ -239,43 +251,6 @@ func (s *scan) cantTell(gone int, rows []idHash) *outbox.Fault {
 			"afterwards: outflow repair --accept rows_missing --where ...")
 }
 
-// found are rows that an attempt found in the stream and that are not there any more: how many, and the sum
-// of their hashes.
-type found struct {
-	n   int
-	sum uint64
-}
-
-func (f found) less(id idHash) found { return found{f.n - 1, f.sum - id.sum()} }
-
-// behind finds those of them that come behind the attempt's newest message. Before that, lost are in no
-// message, of which gone were published. If here, the others of lost were found. ok is false if it can't be
-// told which ones of rest they are: the sum must be that of neighbours.
-func (f found) behind(lost, rest []idHash, gone int, here bool) (of []idHash, ok bool) {
-	before := len(lost)
-	switch {
-	case f.n == 0, here && f.n == before-gone:
-		return nil, true
-	case here && gone == 0:
-		f = found{f.n - before, f.sum - sum(lost)}
-		before = 0
-	case here && gone == before:
-		before = 0
-	default:
-		rest = slices.Concat(lost, rest)
-	}
-	var last uint64 // the sum of the last f.n ones
-	for i, id := range rest {
-		if last += id.sum(); i >= f.n {
-			last -= rest[i-f.n].sum()
-		}
-		if to := i + 1; to >= f.n && last == f.sum {
-			return rest[max(to-f.n, before):max(to, before)], true
-		}
-	}
-	return nil, false
-}
-
 // publishedTo is up to where the stream has what attempts have published, or had it. An empty stream may have
 // lost it, unless all of it is too old, by the broker's clock, as they are: this process may run elsewhere.
 func (s *scan) publishedTo(ctx context.Context, rd backfill.Readings) (uint64, error) {
@@ -289,30 +264,30 @@ func (s *scan) publishedTo(ctx context.Context, rd backfill.Readings) (uint64, e
 	return rd.Stream.LastSeq, err
 }
 
-// of counts the candidates of an outcome, with their sum.
-func (s *scan) of(what outcome) (n, sum uint64) {
+// sum is that of what is missing.
+func (s *scan) sum() (n uint64) {
 	for id, was := range s.outcomes {
-		if was == what {
-			n, sum = n+1, sum+id.sum()
+		if was == missing {
+			n += id.sum()
 		}
 	}
-	return n, sum
+	return n
 }
 
 // addAttempt adds an attempt that publishes what is missing, unless it goes on with the last one. rd is what
 // was read before.
-func (s *scan) addAttempt(to *checkpoint.Begun, rd backfill.Readings) {
+func (s *scan) addAttempt(to *checkpoint.Record, rd backfill.Readings) {
 	at, now := s.anchor.Seq, rd.Stream.Now.Add(time.Since(rd.Now)).UTC() // by the broker's clock
-	all := slices.DeleteFunc(slices.Clone(to.Attempts), func(a checkpoint.Attempt) bool {
+	all := slices.DeleteFunc(slices.Clone(to.Begun.Attempts), func(a checkpoint.Attempt) bool {
 		return a.Seq >= at // the stream has gone back, or nothing was published
 	})
 	if n := len(all); s.goesOn && n == len(s.attempts) {
 		all[n-1].At = now
 	} else {
-		a := checkpoint.Attempt{Seq: at, Where: s.r.o.Where, Removed: s.removed, At: now}
-		_, a.Sum = s.of(missing)
-		a.Found, a.FoundSum = s.of(inStream)
-		all = append(all, a)
+		rd.Record = to // it has the end that the broker has lost by now
+		known := int(rd.Explained(s.again).Within(1, at).Count())
+		all = append(all, checkpoint.Attempt{Seq: at, Where: s.r.o.Where, Sum: s.sum(), At: now,
+			Found: &checkpoint.Found{Rows: s.counts[inStream], Sequences: s.read + known}})
 	}
-	to.Attempts = all
+	to.Begun.Attempts = all
 }

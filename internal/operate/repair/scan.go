@@ -79,9 +79,9 @@ type scan struct {
 	first    *Event
 	last     *Event
 
-	archived  uint64           // messages that only the archive has
+	read      int              // messages of stream and archive
+	archived  uint64           // those that only the archive has
 	went      uint64           // without an archive: what went from the front while it was read
-	removed   uint64           // messages that nobody has any more
 	again     outbox.Sequences // what the broker had lost, and came again
 	withoutID int              // messages of ours without an event id
 	foreign   int              // messages without our header, above the record's base
@@ -273,7 +273,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 				s.repaired[id] = struct{}{}
 			}
 			s.nextIndex[h.Pos.LSN] = max(s.nextIndex[h.Pos.LSN], h.Pos.Index+1)
-			s.published(m.Seq, h.Pos.LSN, id)
+			s.published(m.Seq, &h, id)
 			return nil
 		}
 		if end, left, _ := history.Left(h.Timeline); left && h.Pos.LSN > end {
@@ -299,7 +299,7 @@ func (s *scan) readStream(ctx context.Context, rd backfill.Readings, keep bool) 
 		}
 		return nil
 	}
-	s.archived, s.went, s.again = 0, 0, nil
+	s.read, s.archived, s.went, s.again = 0, 0, 0, nil
 	err := s.readAll(ctx, rd, read)
 	if err == nil && keep && len(s.beyond) > relay.MaxPublishedAhead {
 		if s.raiseAnchor(due); len(s.beyond) > relay.MaxPublishedAhead {
