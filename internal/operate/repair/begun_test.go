@@ -546,3 +546,24 @@ func TestAForeignMessageThatIsGoneHidesNoRow(t *testing.T) {
 		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
 	}
 }
+
+// TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound: the limits have taken one of that since.
+func TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 3)
+	o := Options{Accept: "slot_missing", Where: "doc_id IN ('d', 'e')"}
+	killedAt(t, ctx, cfg, "publishing 3", o)
+	must.Succeed(t, s.DeleteMsg(ctx, 1))
+	o.Accept = "repair_unfinished"
+	_, err := run(ctx, cfg, o)
+	outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+	o.Where = "doc_id = 'd' AND counter > 1"
+	report, err := run(ctx, cfg, o)
+	if err != nil || report.Published != 0 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	report, err = run(ctx, cfg, Options{Accept: codeMissing, Where: "doc_id = 'e'"})
+	if err != nil || report.Published != 3 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}

@@ -175,7 +175,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		if i+1 < len(s.attempts) {
 			to = min(to, s.attempts[i+1].Seq)
 		}
-		if to <= a.Seq {
+		if to < a.Seq { // the end of the stream is lost
 			continue
 		}
 		gone := max(0, int(to-a.Seq)-int(known.Within(a.Seq+1, to).Count())-a.all)
