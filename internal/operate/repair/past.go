@@ -104,8 +104,8 @@ func (s *scan) readPast(ctx context.Context, rd backfill.Readings, next uint64,
 	if err != nil {
 		return 0, err
 	}
-	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() && s.unfinished &&
-		a.Next() <= first.Seq {
+	if h := stream.HeaderOf(first.Header); h != nil && h.Pos.Repaired() && a.Next() <= first.Seq &&
+		(s.unfinished || s.attemptAt(first.Seq) >= 0) {
 		return first.Seq, lacking
 	}
 	task := progress.Count(ctx, "reading the archive of stream "+s.r.cfg.Stream, "messages",

@@ -165,6 +165,27 @@ func TestARepairThatMakesTheSlotAnewReadsTheArchiveAsItsPlanDid(t *testing.T) {
 	}
 }
 
+// TestARepairThatWasKilledReadsTheArchive, if the stream's first message is of an earlier repair: its own
+// ones come behind the sequences that the record has.
+func TestARepairThatWasKilledReadsTheArchive(t *testing.T) {
+	t.Parallel()
+	for _, says := range []string{"making slot", "sink.durable_after"} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s, db := archived(t, 1, rows-5)
+			must.Succeed(t, s.Purge(ctx, jetstream.WithPurgeSequence(rows-4)))
+			db.Exec("SELECT pg_drop_replication_slot($1)", db.Slot)
+			db.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload) VALUES ('d', 'a', $1, '{}')",
+				rows+1)
+			killedAt(t, ctx, cfg, says, Options{Accept: "slot_missing"})
+			report, err := run(ctx, cfg, Options{Accept: "repair_unfinished"})
+			if seq, _ := last(t, ctx, s); err != nil || seq != rows+1 {
+				t.Errorf("%d: %+v, %v", seq, report, err)
+			}
+		})
+	}
+}
+
 // TestNotEachHoleIsAskedFor: with max_msgs_per_subject a stream may have as many holes as messages.
 func TestNotEachHoleIsAskedFor(t *testing.T) {
 	t.Parallel()

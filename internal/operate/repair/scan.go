@@ -57,7 +57,8 @@ type scan struct {
 	l    *backfill.Conns
 	snap *tablesnapshot.Snapshot
 
-	// a repair was under way before this attempt, and the stream's first messages may be of that
+	// a repair was under way before this attempt, the stream's first messages may be of that, and no record
+	// says behind which sequence its attempts have published
 	unfinished bool
 	sameStream bool               // that one was of this stream; else it was put back from a copy
 	attempts   []attempt          // of that one
@@ -129,7 +130,7 @@ func (u *untrusted) Error() string { return u.why }
 func (r *repair) newScan(l *backfill.Conns, f *finding, snap *tablesnapshot.Snapshot) (*scan, error) {
 	s := &scan{r: r, l: l, snap: snap, outcomes: map[idHash]outcome{}, nextIndex: map[outbox.LSN]uint32{},
 		repaired: map[idHash]struct{}{}, beside: map[idHash]outcome{}, by: map[idHash]int{},
-		unfinished: f.Record == nil || f.Record.Repairing != ""}
+		unfinished: f.Record == nil || f.Record.Repairing != "" && f.Record.Begun == nil}
 	s.sameStream = f.begun()
 	if f.Record != nil && f.Record.Begun != nil {
 		for _, a := range f.Record.Begun.Attempts {
