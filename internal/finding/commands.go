@@ -111,6 +111,11 @@ var commands = []Finding{
 			"the rest is gone. A copy: remove it, and make it again when the erasure has finished.",
 		Runbook: "[Streams that let nobody delete](erasure.md#what-it-waits-for)."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
+	{Code: "erase_kept", Severity: Error, Classes: fatal,
+		Title: "Rows of a document stay in the table although they are deleted",
+		Hint: "A trigger (BEFORE DELETE, that returns NULL) keeps them. Let it delete rows for the role of " +
+			"retain.postgres_url, or disable it meanwhile, then run the erasure again.",
+		Runbook: "[What it does, in this order](erasure.md#what-it-does-in-this-order)."},
 		Title: "The database is from before an erasure, and a repair would publish rows of it",
 		Hint: "The rows of what was erased may be there again. The archive's manifests name the requests; " +
 			"delete the rows of their documents from the table, or leave them out with `--where`, then add " +

@@ -217,7 +217,7 @@ func (m *Manager) rowsOf(ctx context.Context, d Document, in catalog.Table) (str
 }
 
 // erasing is what deletes rows of a document from a table, and its parameters: at most so many at a time; 0:
-// all. It notes the ids of the rows that go, and returns how many did.
+// all. It notes the ids of the rows that go, and returns how many did, and whether there was one before.
 func (m *Manager) erasing(ctx context.Context, d Document, in catalog.Table, limit int) (string, []any,
 	error) {
 	condition, values, err := m.rowsOf(ctx, d, in)
@@ -229,16 +229,17 @@ func (m *Manager) erasing(ctx context.Context, d Document, in catalog.Table, lim
 		deletion = fmt.Sprintf("DELETE FROM %[1]s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %[1]s WHERE "+
 			"%[2]s LIMIT %[3]d)) AND %[2]s", in.Only(), condition, limit)
 	}
+	counts := fmt.Sprintf("count(*), EXISTS (SELECT FROM %s WHERE %s) FROM gone", in.Only(), condition)
 	id, ok := m.root.Column(d.ID)
 	if d.Noted == "" || !ok {
-		return "WITH gone AS (" + deletion + " RETURNING 1) SELECT count(*) FROM gone", values, nil
+		return "WITH gone AS (" + deletion + " RETURNING 1) SELECT " + counts, values, nil
 	}
 	value, err := m.root.ColumnOf(in, d.ID)
 	n := len(values)
 	return fmt.Sprintf(`WITH gone AS (%[1]s RETURNING %[7]s AS %[2]s), noted AS (INSERT INTO %[3]s (sum, slot, request)
 		SELECT DISTINCT %[4]s, $%[5]d::text, $%[6]d::text FROM gone WHERE gone.%[2]s IS NOT NULL
-		ON CONFLICT DO NOTHING) SELECT count(*) FROM gone`, deletion, postgres.Quote(d.ID), d.Noted,
-		tablesnapshot.HashOf("gone", id), n+1, n+2, value), append(values, d.Slot, d.Request), err
+		ON CONFLICT DO NOTHING) SELECT %[8]s`, deletion, postgres.Quote(d.ID), d.Noted,
+		tablesnapshot.HashOf("gone", id), n+1, n+2, value, counts), append(values, d.Slot, d.Request), err
 }
 
 // leaves returns the tables that have rows: those of the outbox, which have its columns, and detached
@@ -353,17 +354,27 @@ func (m *Manager) erasePass(ctx context.Context, d Document) (n int64, err error
 		if err != nil {
 			return n, err
 		}
-		for {
+		for tries := 0; ; {
 			var deleted int64
+			var there bool
 			if err := m.retry(ctx, func() error {
-				return m.conn.QueryRow(ctx, sql, values...).Scan(&deleted)
+				return m.conn.QueryRow(ctx, sql, values...).Scan(&deleted, &there)
 			}); err != nil {
 				return n, m.explain("delete rows of "+t.Quoted(), err)
 			}
-			if n += deleted; deleted == 0 {
-				break
+			n += deleted
+			switch {
+			case deleted > 0:
+				m.o.Hit("erase.rows")
+				continue
+			case !there:
+			case tries < eraseTries: // somebody else may have deleted them in that moment
+				tries++
+				continue
+			default:
+				return n, kept(t.Quoted())
 			}
-			m.o.Hit("erase.rows")
+			break
 		}
 	}
 	for _, t := range detached {
@@ -380,6 +391,13 @@ func (m *Manager) erasePass(ctx context.Context, d Document) (n int64, err error
 		}
 	}
 	return n, nil
+}
+
+// kept is the fault of rows that are not deleted although nothing fails.
+func kept(table string) error {
+	return postgres.Fatal(nil, "erase_kept", "Let the trigger delete rows for this role, or disable it "+
+		"meanwhile: `ALTER TABLE … DISABLE TRIGGER`",
+		"rows of the document stay in %s when they are deleted: a trigger keeps them", table)
 }
 
 // eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays
@@ -402,7 +420,11 @@ func (m *Manager) eraseDetached(ctx context.Context, name, deletion string, valu
 			if err != nil {
 				return err
 			}
-			if err := tx.QueryRow(ctx, deletion, values...).Scan(&n); err != nil || n == 0 {
+			var there bool
+			if err := tx.QueryRow(ctx, deletion, values...).Scan(&n, &there); err != nil || n == 0 {
+				if err == nil && there {
+					err = kept(name)
+				}
 				return err
 			}
 			is, err := m.sum(ctx, tx, &here)

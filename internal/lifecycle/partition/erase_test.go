@@ -199,6 +199,34 @@ func TestAPartitionWithoutAnErasedDocumentGoesAsBefore(t *testing.T) {
 	}
 }
 
+// TestRowsThatATriggerKeepsAreNotSaidToBeErased: also in a partition that is detached.
+func TestRowsThatATriggerKeepsAreNotSaidToBeErased(t *testing.T) {
+	t.Parallel()
+	for _, table := range []string{"outbox", "outbox_0"} {
+		w := newWorld(t, pgtest.Server(t), 2)
+		w.insert(0, 5, true)
+		w.insert(1, 5, true)
+		if table != "outbox" {
+			w.apply()
+			w.want(0, Sealed)
+		}
+		w.Exec("CREATE FUNCTION keeps() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+		w.Exec("CREATE TRIGGER keeps BEFORE DELETE ON " + table + " FOR EACH ROW EXECUTE FUNCTION keeps()")
+		erase := func() error {
+			d := Document{Column: "doc_id", Name: "d", ID: "id"}
+			_, err := w.manager().EraseDocument(outboxdb.Within(t), d, 0,
+				func(context.Context) (uint64, error) { return 1, nil })
+			return err
+		}
+		f := outboxdb.WantFault(t, erase(), outbox.Fatal, "erase_kept")
+		if !strings.Contains(f.Message, table) {
+			t.Error(f.Message)
+		}
+		w.Exec("DROP TRIGGER keeps ON " + table)
+		must.Succeed(t, erase())
+	}
+}
+
 // TestAnErasureFindsAPartitionByItsOID: a detached one has another name than in the table of states, or is in
 // another schema, as pg_partman's retention_schema, until the next run of apply. One that is known by an OID
 // of another server is refused before anything is deleted.
