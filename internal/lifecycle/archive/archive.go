@@ -247,6 +247,12 @@ func (a *Archive) behind(ctx context.Context) (all []object, err error) {
 	return all, err
 }
 
+// IsDamaged reports whether an error says that an object is lost or damaged.
+func IsDamaged(err error) bool {
+	f := outbox.FaultOf(err)
+	return f != nil && f.Code == CodeDamaged
+}
+
 // damaged is the fault of a segment's object, or of a manifest, which more depends on.
 func (a *Archive) damaged(name string, err error) error {
 	hint := "Bring the segment's object back from a copy or an older version of it, and run `outflow " +

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/outflowhq/outflow/outbox"
 )
 
 // How a segment is written anew, although nothing of it is ever changed: the new object and the new manifest
@@ -188,8 +186,10 @@ type Erased struct {
 // there before. It may be killed at any point and run again, also for another request, and two at once do no
 // harm. Root and chain stay as they are: each line keeps its hash.
 //
-// Segments that lack the documents that Load was given are passed over.
+// Segments that lack the documents that Load was given are passed over. The others do not wait for one that
+// is lost or damaged, which is the error then.
 func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error) {
+	var damaged error
 	// A list for each segment would be of all those behind it.
 	listed, err := a.from(ctx, 1)
 	if err != nil {
@@ -201,23 +201,30 @@ func (a *Archive) Erase(ctx context.Context, e Erasing) (done Erased, err error)
 			done.Passed++
 		} else {
 			names := of(listed, m.First)
-			for again := true; again; {
+			for again := true; again && err == nil; {
 				again, err = a.eraseFrom(ctx, i, names, e, &done)
 				if again && err == nil {
 					names, err = a.from(ctx, m.First)
 				}
-				if err != nil {
-					return done, err
-				}
 			}
-			// At once: where space is short, there may not be enough for all of them twice. What can't be
-			// overwritten, as in a bucket with a retention policy, is tried again below, and keeps no other
-			// segment from being written anew.
-			_ = a.replaceOld(ctx, of(names, m.First), &done)
+			switch {
+			case err == nil:
+				// At once: where space is short, there may not be enough for all of them twice. What can't
+				// be overwritten, as in a bucket with a retention policy, is tried again below, and keeps no
+				// other segment from being written anew.
+				_ = a.replaceOld(ctx, of(names, m.First), &done)
+			case !IsDamaged(err):
+				return done, err
+			default:
+				damaged, err = cmp.Or(damaged, err), nil
+			}
 		}
 		if e.Done != nil {
 			e.Done()
 		}
+	}
+	if damaged != nil { // what is named, and what is not, is not certain
+		return done, damaged
 	}
 	if listed, err = a.store.List(ctx, a.folder, ""); err != nil {
 		return done, err
@@ -314,7 +321,7 @@ func (a *Archive) eraseFrom(ctx context.Context, i int, names []string, e Erasin
 
 // overtaken reports whether an object is not what it was because somebody else has written the segment anew.
 func (a *Archive) overtaken(ctx context.Context, m *Manifest, err error) bool {
-	if fault := outbox.FaultOf(err); fault == nil || fault.Code != CodeDamaged {
+	if !IsDamaged(err) {
 		return false
 	}
 	now, err := a.current(ctx, m.First)

@@ -637,3 +637,33 @@ func TestWhatCannotBeOverwrittenYetIsReadByNobody(t *testing.T) {
 	must.Succeed(t, err)
 	mustBeErased(t, store, dir, 60, "doc3")
 }
+
+// TestNoSegmentWaitsForOneThatIsLost: it may take long until that is back, or it never is.
+func TestNoSegmentWaitsForOneThatIsLost(t *testing.T) {
+	t.Parallel()
+	store, dir := folderOf(t)
+	a := load(t, store, nil)
+	for to := uint64(1); to <= 3; to++ {
+		must.Succeed(t, add(t, a, 20*to))
+	}
+	lost := filepath.Join(dir, a.ObjectName(a.Segments[1]))
+	must.Succeed(t, os.Rename(lost, lost+".away"))
+	looked := 0
+	erasing := docOf("doc3")
+	erasing.Done = func() { looked++ }
+	done, err := load(t, store, nil).Erase(t.Context(), erasing)
+	wantFault(t, err, CodeDamaged, a.ObjectName(a.Segments[1]))
+	if done.Segments != 2 || looked != 3 {
+		t.Errorf("%+v, %d looked at", done, looked)
+	}
+	if strings.Contains(everything(t, dir), `"outbox.doc3"`) {
+		t.Error("the document is still there")
+	}
+	must.Succeed(t, os.Rename(lost+".away", lost))
+	done, err = load(t, store, nil).Erase(t.Context(), docOf("doc3"))
+	must.Succeed(t, err)
+	if done.Segments != 1 {
+		t.Errorf("%+v", done)
+	}
+	mustBeErased(t, store, dir, 60, "doc3")
+}

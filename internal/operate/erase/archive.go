@@ -1,6 +1,7 @@
 package erase
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -149,7 +150,7 @@ func (c *command) hashes() []string {
 func archived(folder string) string { return "archive " + folder }
 
 // eachFolder calls f with each archive of the stream, and of those that had its name before, and with what of
-// it goes.
+// it goes. The others do not wait for one that is damaged, which is the error then.
 func (c *command) eachFolder(ctx context.Context,
 	f func(a *archive.Archive, is func(*archive.Message) (bool, error)) error) error {
 	if c.store == nil {
@@ -162,45 +163,55 @@ func (c *command) eachFolder(ctx context.Context,
 	c.leftovers, c.nowhere, c.passed = nil, nil, 0
 	st := c.rd.Stream
 	current, last, has := archive.FolderOf(c.cfg.Stream, st.Created), uint64(0), st.Erased
+	var damaged error
 	for _, name := range folders {
 		a, err := archive.Load(ctx, c.store, name, c.o.Hit, c.hashes()...)
-		if err != nil {
-			return err
+		if err == nil {
+			if name == current || name == st.Restored { // they have the same sequences
+				has = has.With(a.Gaps().Lacking(1, a.Next()-1)...)
+			}
+			if name == current {
+				last = a.Next() - 1
+			}
+			err = c.folder(ctx, name, name == current, a, f)
 		}
-		c.rep.Folders = append(c.rep.Folders, name)
-		if name == current || name == st.Restored { // they have the same sequences
-			has = has.With(a.Gaps().Lacking(1, a.Next()-1)...)
-		}
-		if name == current {
-			last = a.Next() - 1
-		} else {
-			left, err := a.Leftovers(ctx)
-			if err != nil {
-				return err
-			}
-			c.leftovers = append(c.leftovers, left...)
-		}
-		created, told, stayed, place := micro(a.Created()), uint64(0), uint64(0), archived(name)
-		c.untold[place], c.stays[place] = 0, nil
-		if err := f(a, func(m *archive.Message) (bool, error) {
-			if outbox.CutOf(m.Subject, m.Header) != nil {
-				return false, nil
-			}
-			is, known := c.doc.Is(m.Subject, m.Header, m.Data)
-			if !known && m.Seq > told { // a segment may be read again
-				c.untold[place]++
-				told = m.Seq
-			}
-			goes, unsure := c.goesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq)
-			if is && unsure && m.Seq > stayed {
-				c.stays[place] = append(c.stays[place], m.Seq)
-				stayed = m.Seq
-			}
-			return is && goes, nil
-		}); err != nil {
+		if damaged = cmp.Or(damaged, err); err != nil && !archive.IsDamaged(err) {
 			return err
 		}
 	}
-	c.nowhere = has.Lacking(1, max(last, max(st.FirstSeq, 1)-1))
-	return nil
+	if damaged == nil {
+		c.nowhere = has.Lacking(1, max(last, max(st.FirstSeq, 1)-1))
+	}
+	return damaged
+}
+
+// folder calls f with one of them.
+func (c *command) folder(ctx context.Context, name string, current bool, a *archive.Archive,
+	f func(a *archive.Archive, is func(*archive.Message) (bool, error)) error) error {
+	c.rep.Folders = append(c.rep.Folders, name)
+	if !current {
+		left, err := a.Leftovers(ctx)
+		if err != nil {
+			return err
+		}
+		c.leftovers = append(c.leftovers, left...)
+	}
+	created, told, stayed, place := micro(a.Created()), uint64(0), uint64(0), archived(name)
+	c.untold[place], c.stays[place] = 0, nil
+	return f(a, func(m *archive.Message) (bool, error) {
+		if outbox.CutOf(m.Subject, m.Header) != nil {
+			return false, nil
+		}
+		is, known := c.doc.Is(m.Subject, m.Header, m.Data)
+		if !known && m.Seq > told { // a segment may be read again
+			c.untold[place]++
+			told = m.Seq
+		}
+		goes, unsure := c.goesFrom(created, m.Header.Get(outbox.HeaderName), m.Seq)
+		if is && unsure && m.Seq > stayed {
+			c.stays[place] = append(c.stays[place], m.Seq)
+			stayed = m.Seq
+		}
+		return is && goes, nil
+	})
 }

@@ -1,6 +1,9 @@
 package erase
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +144,47 @@ func TestACertificateNamesWhatTheStreamLostAndNoArchiveHas(t *testing.T) {
 		said := strings.Contains(strings.Join(c.rep.NotReached, "\n"), "folder "+from.folder)
 		if said != (from.folder == another) {
 			t.Errorf("restored from %s: %q", from.folder, c.rep.NotReached)
+		}
+	}
+}
+
+// TestNoFolderWaitsForOneThatIsDamaged: an object of it is lost, or a manifest.
+func TestNoFolderWaitsForOneThatIsDamaged(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []string{"00000000000000000001-00000000000000000001.jsonl.zst",
+		"00000000000000000001.json"} {
+		dir, now := t.TempDir(), time.Now()
+		store, err := archive.Open(t.Context(), "file://"+dir)
+		must.Succeed(t, err)
+		t.Cleanup(func() { must.Succeed(t, store.Close()) })
+		folders := []string{archive.FolderOf("OUTBOX", now.Add(-time.Hour)), archive.FolderOf("OUTBOX", now)}
+		for _, folder := range folders {
+			a, err := archive.Load(t.Context(), store, folder, nil)
+			must.Succeed(t, err)
+			for seq := uint64(1); seq <= 2; seq++ {
+				s, err := a.NewSegment()
+				must.Succeed(t, err)
+				must.Succeed(t, s.Add(&archive.Message{Seq: seq, Time: now, Subject: "outbox.other",
+					Header: nats.Header{}}))
+				_, err = a.Append(t.Context(), s, 0)
+				must.Succeed(t, err)
+			}
+		}
+		must.Succeed(t, os.Remove(filepath.Join(dir, "v1", folders[0], lost)))
+		c := &command{store: store, rep: &Report{}, doc: &erasure.Document{}, untold: map[string]uint64{},
+			stays: map[string][]uint64{}}
+		c.cfg.Stream = "OUTBOX"
+		var whole []string
+		err = c.eachFolder(t.Context(), func(a *archive.Archive,
+			_ func(*archive.Message) (bool, error)) error {
+			err := a.Read(t.Context(), 1, func(*archive.Message) error { return nil })
+			if err == nil {
+				whole = append(whole, archive.FolderOf("OUTBOX", a.Created()))
+			}
+			return err
+		})
+		if !archive.IsDamaged(err) || !slices.Equal(whole, folders[1:]) {
+			t.Errorf("without %s: %v, whole are %q", lost, err, whole)
 		}
 	}
 }
