@@ -112,11 +112,13 @@ func (c *command) limits() {
 	r := c.rep
 	r.NotReached = []string{
 		"PostgreSQL's WAL, its archive and base backups, standbys until they have replayed the deletion, " +
-			"and dead rows until vacuum",
+			"dead rows until vacuum, and statistics, which hold values of rows, until ANALYZE",
 		"what consumers have made of the events, and what they have parked in other databases than those " +
 			"that --database names",
 		"what was removed from a stream before, by its limits, a purge or `outflow stream apply`: a NATS " +
 			"server's file has it until the messages beside it are gone as well",
+		"what was erased, where a NATS server encrypts its files (a JetStream key in its configuration): " +
+			"it overwrites nothing, and its file has it, encrypted, until the messages beside it are gone",
 		"backups of NATS servers, copies of the archive, and older versions that a bucket keeps",
 		"streams of other accounts and domains that mirror this one or source from it",
 	}
@@ -211,6 +213,12 @@ func (c *command) limits() {
 	for _, name := range c.leftovers {
 		add("object %s of the archive, which a run left that was killed before the stream was made again: "+
 			"no manifest names it, and it may be deleted", name)
+	}
+	if id := c.cfg.Cluster.ID; id > 0 {
+		add("what clusters other than %d have: rows, unless the deletion is replicated to them; streams and "+
+			"archives of what was written there: erase the document there as well; and streams of what "+
+			"they have published of the rows of this one, from which no command erases it: `nats stream rmm "+
+			"STREAM SEQUENCE`", id)
 	}
 	if !c.cfg.Shard.Whole() {
 		add("streams of other shards than %v", c.cfg.Shard)
