@@ -448,15 +448,19 @@ func (l *Ledger) Finish(ctx context.Context, r *Record, certificate any) error {
 	return nil
 }
 
-// Behind names the slots that have not confirmed the cut, of those that count.
-func (l *Ledger) Behind(ctx context.Context, cut outbox.LSN, readers partition.Readers, named []string) (
-	behind []string, err error) {
+// Behind names the slots that have not confirmed the cut, of those that count. more is said of the slot of
+// the settings.
+func (l *Ledger) Behind(ctx context.Context, cut outbox.LSN, readers partition.Readers, named []string,
+	more string) (behind []string, err error) {
 	slots, err := partition.ReadSlots(ctx, l.conn, nil)
 	own := false
 	for _, s := range readers.Counting(slots, l.slot, named) {
-		own = own || s.Name == l.slot
+		why := s.Behind(cut)
+		if s.Name == l.slot {
+			own, why = true, why+more
+		}
 		if s.Confirmed < cut {
-			behind = append(behind, s.Behind(cut))
+			behind = append(behind, why)
 		}
 	}
 	if err == nil && !own {

@@ -134,8 +134,13 @@ func (c *command) unnamed(ctx context.Context, a *archive.Archive,
 }
 
 func (c *command) behind(at, last uint64) {
-	c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("the archive ends at sequence %d, before %d, the last "+
-		"message that was erased: `outflow archive run --now`", at, last))
+	ends, first := fmt.Sprintf("ends at sequence %d", at), ""
+	if at == 0 { // to archive would begin one beside that which is away
+		ends, first = "has nothing of this stream", "see that archive.url is where it was before, and "+
+			"mounted, then "
+	}
+	c.rep.Waiting = append(c.rep.Waiting, fmt.Sprintf("the archive %s, and %d is the last message that was "+
+		"erased: %s`outflow archive run --now`", ends, last, first))
 }
 
 // hashes are those of the subjects that messages of the document have; none: there may be others.

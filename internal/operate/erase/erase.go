@@ -454,9 +454,13 @@ func (c *command) slots(ctx context.Context, until time.Time) (_ bool, err error
 		}
 		readers = c.l.Readers(c.rd, c.others)
 	}
-	defer progress.Wait(ctx, fmt.Sprintf("waiting until every slot has confirmed %v", c.rec.Cut))()
+	takes := "" // outflow run confirms what its record has had for so long
+	if least := c.cfg.Sink.DurableAfter; least > 0 {
+		takes = fmt.Sprintf(" (outflow run takes %v at least: sink.durable_after)", least)
+	}
+	defer progress.Wait(ctx, fmt.Sprintf("waiting until every slot has confirmed %v%s", c.rec.Cut, takes))()
 	for {
-		behind, err := c.ledger.Behind(ctx, c.rec.Cut, readers, named)
+		behind, err := c.ledger.Behind(ctx, c.rec.Cut, readers, named, takes)
 		if err != nil || len(behind) == 0 {
 			return err == nil, err
 		}
