@@ -601,3 +601,21 @@ func TestNothingIsErasedWhereNobodyMayDelete(t *testing.T) {
 	*c.rec = rec
 	refused(c.messages(t.Context(), time.Now()), "stream OUTBOX")
 }
+
+// TestTheLastEventKeepsNoErasureFromGoingOn: a run has written it, and ended before it had a cut. It stays,
+// and nobody has to be able to delete it.
+func TestTheLastEventKeepsNoErasureFromGoingOn(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	c.publish("_outflow.1.", "gone", 0x100)
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0], DenyDelete: true})
+	c.has("MIRROR", 1)
+	must.Succeed(t, c.copies(t.Context()))
+	c.rec.Cut, c.rd.Server.WALEnd, c.rd.Stream.LastSeq = 0, 0x1000, 1
+	for notified, refused := range map[string]bool{"": true, "gone": false} {
+		c.rec.Notified = notified
+		if err := c.deletable(t.Context()); (err != nil) != refused {
+			t.Errorf("the last event is %q: %v", notified, err)
+		}
+	}
+}

@@ -237,10 +237,14 @@ func (c *command) document() partition.Document {
 	return d
 }
 
-// begunNow is a request whose cut is now.
+// begunNow is a request whose cut is now. One that has not come so far may have written its last event.
 func (c *command) begunNow() *erasure.Record {
-	return &erasure.Record{Cut: c.rd.Server.WALEnd, CutSeq: c.rd.Stream.LastSeq,
+	rec := &erasure.Record{Cut: c.rd.Server.WALEnd, CutSeq: c.rd.Stream.LastSeq,
 		Created: micro(c.rd.Stream.Created)}
+	if c.rec != nil {
+		rec.Notified = c.rec.Notified
+	}
+	return rec
 }
 
 // plan says what would go, of what is there now.
