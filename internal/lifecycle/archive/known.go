@@ -3,8 +3,11 @@ package archive
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
+
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // Known is what a process that runs on remembers of an archive from one look at it to the next, so that it
@@ -48,7 +51,9 @@ func (k *Known) Load(ctx context.Context, store Store, folder string, hit func(p
 		return nil, err
 	}
 	a.known = k
+	var was []*Manifest
 	if k.folder == a.folder && len(k.segments) > 0 {
+		was = k.segments
 		there, err := k.there(ctx, a)
 		if err != nil {
 			return nil, err
@@ -60,7 +65,14 @@ func (k *Known) Load(ctx context.Context, store Store, folder string, hit func(p
 	if len(a.Segments) == 0 {
 		k.segments, k.listed = nil, time.Now() // Refresh reads all
 	}
-	return a, a.Refresh(ctx)
+	if err := a.Refresh(ctx); err != nil || len(a.Segments) > 0 || len(was) == 0 {
+		return a, err
+	}
+	k.segments = was // until it is back: otherwise the next look would begin a second archive
+	return nil, &outbox.Fault{Class: outbox.Fatal, Code: CodeEmpty,
+		Message: fmt.Sprintf("the archive of stream %s had messages up to %d, and has none any more",
+			a.stream, was[len(was)-1].Last),
+		Hint: "Is its volume mounted? If somebody removed it, start this process again: it begins a new one"}
 }
 
 // there reports whether the newest manifest that is known is still there, and now and then whether all are.

@@ -110,6 +110,32 @@ func TestAManifestIsReadOnce(t *testing.T) {
 	look(301, 3)
 }
 
+// TestAnArchiveThatIsAwayIsNoNewOne: its volume is not mounted. Whoever has read it before says so at each
+// look, and goes on when it is back.
+func TestAnArchiveThatIsAwayIsNoNewOne(t *testing.T) {
+	t.Parallel()
+	plain, dir := folderOf(t)
+	k, folder := &Known{}, FolderOf("S", made)
+	_, err := k.Load(t.Context(), plain, folder, nil)
+	must.Succeed(t, err) // there is none yet
+	must.Succeed(t, add(t, load(t, plain, nil), 100))
+	_, err = k.Load(t.Context(), plain, folder, nil)
+	must.Succeed(t, err)
+	must.Succeed(t, os.Rename(filepath.Join(dir, "v1"), filepath.Join(dir, "away")))
+	for range 2 {
+		_, err = k.Load(t.Context(), plain, folder, nil)
+		wantFault(t, err, CodeEmpty, "up to 100")
+	}
+	_, err = k.Load(t.Context(), plain, FolderOf("S", made.Add(time.Hour)), nil)
+	must.Succeed(t, err) // the stream was made anew
+	must.Succeed(t, os.Rename(filepath.Join(dir, "away"), filepath.Join(dir, "v1")))
+	a, err := k.Load(t.Context(), plain, folder, nil)
+	must.Succeed(t, err)
+	if a.Next() != 101 {
+		t.Errorf("up to %d", a.Next())
+	}
+}
+
 // together lets reads of manifests end when so many are under way.
 type together struct {
 	Store
