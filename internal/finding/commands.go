@@ -37,8 +37,9 @@ var commands = []Finding{
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",
-		Hint: "Are archive.url, with its prefix, and stream those that `outflow archive run` had? `outflow " +
-			"archive list` shows what is there."},
+		Hint: "If nothing was archived yet: `outflow archive run --now` makes the first segment. If " +
+			"something was: are archive.url, with its prefix, and stream those that `outflow archive run` " +
+			"had? `outflow archive list` shows what is there."},
 	{Code: "archive_denied", Severity: Error, Classes: transient,
 		Title: "The archive may not be read, or written",
 		Hint: "Run the command as the user whose files these are, which is the one that has written them, " +
@@ -110,12 +111,12 @@ var commands = []Finding{
 			"restore`, and `outflow repair`, which publishes what only the table has; without an archive " +
 			"the rest is gone. A copy: remove it, and make it again when the erasure has finished.",
 		Runbook: "[Streams that let nobody delete](erasure.md#what-it-waits-for)."},
-	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 	{Code: "erase_kept", Severity: Error, Classes: fatal,
 		Title: "Rows of a document stay in the table although they are deleted",
 		Hint: "A trigger (BEFORE DELETE, that returns NULL) keeps them. Let it delete rows for the role of " +
 			"retain.postgres_url, or disable it meanwhile, then run the erasure again.",
 		Runbook: "[What it does, in this order](erasure.md#what-it-does-in-this-order)."},
+	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",
 		Hint: "The rows of what was erased may be there again. The archive's manifests name the requests; " +
 			"delete the rows of their documents from the table, or leave them out with `--where`, then add " +

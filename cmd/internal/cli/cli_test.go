@@ -270,12 +270,16 @@ func TestCompletionKnowsCommandsAndSettings(t *testing.T) {
 	}
 }
 
-// TestAnArchiveOfNothingIsListed: it is no error, and a person sees that there is nothing.
+// TestAnArchiveOfNothingIsListed: it is no error, and a person sees that there is nothing yet.
 func TestAnArchiveOfNothingIsListed(t *testing.T) {
 	t.Parallel()
 	args := []string{"archive", "list", "--archive.url=file://" + t.TempDir(), "--stream=ORDERS"}
 	if r := outflow(t, nil, args...); r.code != 0 || r.stderr != "" ||
-		!strings.Contains(r.stdout, "no segment of stream ORDERS") {
+		!strings.HasPrefix(r.stdout, "nothing of stream ORDERS is archived yet: a segment is made when") {
+		t.Errorf("%+v", r)
+	}
+	if r := outflow(t, nil, "archive", "verify", args[2], args[3]); r.code != 3 ||
+		!strings.Contains(r.stderr, "If nothing was archived yet: `outflow archive run --now ") {
 		t.Errorf("%+v", r)
 	}
 	if r := outflow(t, nil, append(args, "--json")...); r.code != 0 || r.stdout != "[]\n" {
