@@ -165,7 +165,7 @@ func (c *command) eachFolder(ctx context.Context,
 	if err != nil {
 		return err
 	}
-	c.leftovers, c.nowhere, c.passed = nil, nil, 0
+	c.empty, c.leftovers, c.nowhere, c.passed = len(folders) == 0, nil, nil, 0
 	st := c.rd.Stream
 	current, last, has := archive.FolderOf(c.cfg.Stream, st.Created), uint64(0), st.Erased
 	var damaged error

@@ -14,6 +14,8 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/internal/lifecycle/erasure"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
+	"github.com/outflowhq/outflow/internal/operate/conns"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/sink"
 	"github.com/outflowhq/outflow/sink/stream"
@@ -144,6 +146,33 @@ func TestACertificateNamesWhatTheStreamLostAndNoArchiveHas(t *testing.T) {
 		said := strings.Contains(strings.Join(c.rep.NotReached, "\n"), "folder "+from.folder)
 		if said != (from.folder == another) {
 			t.Errorf("restored from %s: %q", from.folder, c.rep.NotReached)
+		}
+	}
+}
+
+// TestACertificateNamesAnArchiveThatHasNothing: that of a former stream may be on a volume that is not
+// mounted, and the stream that there is says nothing of what that one had.
+func TestACertificateNamesAnArchiveThatHasNothing(t *testing.T) {
+	t.Parallel()
+	store, err := archive.Open(t.Context(), "file://"+t.TempDir())
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, store.Close()) })
+	c := &command{store: store, rep: &Report{}, doc: &erasure.Document{}, untold: map[string]uint64{},
+		stays: map[string][]uint64{}, l: &backfill.Conns{Conns: &conns.Conns{}}}
+	c.cfg.Stream = "OUTBOX"
+	for _, has := range []bool{false, true} {
+		if has {
+			name := "v1/" + archive.FolderOf("OUTBOX", time.Now().Add(-time.Hour)) + "/of-a-former-stream"
+			must.Succeed(t, store.Create(t.Context(), name, []byte("something")))
+		}
+		must.Succeed(t, c.eachFolder(t.Context(), func(*archive.Archive,
+			func(*archive.Message) (bool, error)) error {
+			return nil
+		}))
+		c.limits()
+		said := strings.Contains(strings.Join(c.rep.NotReached, "\n"), "has nothing of a stream OUTBOX")
+		if said == has {
+			t.Errorf("the archive has something: %v; not reached: %q", has, c.rep.NotReached)
 		}
 	}
 }

@@ -223,7 +223,11 @@ func (c *command) limits() {
 	if !c.cfg.Shard.Whole() {
 		add("streams of other shards than %v", c.cfg.Shard)
 	}
-	if c.store == nil {
+	switch {
+	case c.store == nil:
 		add("an archive, because archive.url is not set")
+	case c.empty:
+		add("an archive: that of archive.url has nothing of a stream %s. If there is one, as of a volume "+
+			"that is not mounted, run it again with that one, and the same request", c.cfg.Stream)
 	}
 }

@@ -71,6 +71,7 @@ type command struct {
 	others  []checkpoint.Other // slots of other Outflows
 
 	former    bool     // the column prints the document otherwise today
+	empty     bool     // the archive has nothing of any stream of this name
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names
 	// what is gone from the stream, and was not erased, and the archive lacks
 	nowhere outbox.Sequences
