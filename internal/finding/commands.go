@@ -113,8 +113,8 @@ var commands = []Finding{
 		Runbook: "[Streams that let nobody delete](erasure.md#what-it-waits-for)."},
 	{Code: "erase_kept", Severity: Error, Classes: fatal,
 		Title: "Rows of a document stay in the table although they are deleted",
-		Hint: "A trigger (BEFORE DELETE, that returns NULL) keeps them. Let it delete rows for the role of " +
-			"retain.postgres_url, or disable it meanwhile, then run the erasure again.",
+		Hint: "A trigger (BEFORE DELETE, that returns NULL) keeps them. Let it delete rows for the role " +
+			"that erases, or disable it meanwhile, then run the erasure again.",
 		Runbook: "[What it does, in this order](erasure.md#what-it-does-in-this-order)."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",

@@ -185,8 +185,18 @@ func (d *database) eraseParked(ctx context.Context, name, stream string, erase b
 				AND t.ord = (SELECT p.ord FROM `+d.table("outflow_parked")+` p WHERE p.name = $1
 					AND p.document = head.document ORDER BY p.source DESC, p.ord LIMIT 1)`, name, heads)
 		}
-		if err != nil {
+		kept := false // by a trigger, and nothing has failed
+		if err == nil {
+			err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+d.table("outflow_parked")+`
+				WHERE name = $1 AND ord = ANY ($2))`, name, ords).Scan(&kept)
+		}
+		switch {
+		case err != nil:
 			return d.failed("erase what consumer "+name+" has parked", err)
+		case kept:
+			return postgres.Fatal(nil, "erase_kept", "Let the trigger delete rows for this role, or disable "+
+				"it meanwhile", "%s: events of the document stay in %s when they are deleted: a trigger "+
+				"keeps them", d.from, d.table("outflow_parked"))
 		}
 		return nil
 	})

@@ -149,6 +149,23 @@ func TestATriggerOnParkedEventsThatFailsIsNamed(t *testing.T) {
 	}
 }
 
+// TestParkedEventsThatATriggerKeepsAreNotSaidToBeErased.
+func TestParkedEventsThatATriggerKeepsAreNotSaidToBeErased(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO outflow_parked (name, document, hash, source, seq, subject, headers, data, published_at,
+			position, event_id, cause)
+		VALUES ('texts', 'd', 1, 'live', 5, 'gone', '{"Outflow": ["v=1"]}', 'x', now(), '5-0', '', 'poison')`)
+	w.exec(`CREATE FUNCTION keeps() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
+	w.exec(`CREATE TRIGGER keeps BEFORE DELETE ON outflow_parked FOR EACH ROW EXECUTE FUNCTION keeps()`)
+	in := []postgres.Target{{Pooled: true, URL: w.url}}
+	_, err := EraseParked(t.Context(), w.API, []string{"OUTBOX"}, in, true,
+		func(*erasure.Parked) bool { return true }, func() {})
+	if f := outbox.FaultOf(err); f == nil || f.Code != "erase_kept" {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestNoStatementIsLeftInASession: a pooler gives a session to others between two transactions, who may have
 // statements of the same name, and another one to us, which does not have ours.
 func TestNoStatementIsLeftInASession(t *testing.T) {
