@@ -49,15 +49,20 @@ func NewDocument(cfg config.Config, r config.Resolved, name string) (*Document, 
 	if len(d.encoded) > 0 {
 		return d, nil
 	}
+	message := fmt.Sprintf("neither the subject %s nor a header has the document", t)
 	for _, h := range cfg.Headers {
-		if inDoc(h.Column) && strings.TrimSpace(name) == name && !strings.ContainsAny(name, "\r\n") {
+		if !inDoc(h.Column) {
+			continue
+		}
+		if strings.TrimSpace(name) == name && !strings.ContainsAny(name, "\r\n") {
 			d.header = h.Name
 			return d, nil
 		}
+		message = fmt.Sprintf("only header %s has the document, and a header has neither white space at its "+
+			"ends nor line breaks, as this one does", h.Name)
 	}
 	return nil, &outbox.Fault{Class: outbox.Fatal, Code: "erase_untold",
-		Message: fmt.Sprintf("neither the subject %s nor a header has the document: which messages are its "+
-			"nobody can tell", t)}
+		Message: message + ": which messages are its nobody can tell"}
 }
 
 // Template is the one by which a subject says the document.
