@@ -547,6 +547,39 @@ func TestAForeignMessageThatIsGoneHidesNoRow(t *testing.T) {
 	}
 }
 
+// TestOfTwoForeignMessagesOneMayBeGone behind the newest one of a killed repair: it may as well be a row of
+// that, and nobody can tell.
+func TestOfTwoForeignMessagesOneMayBeGone(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	killedInside(t, ctx, cfg, o)
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
+	must.Succeed(t, err)
+	defer nc.Close()
+	info, err := s.Info(ctx)
+	must.Succeed(t, err)
+	for range 2 {
+		_, err = nc.Request(strings.TrimSuffix(info.Config.Subjects[0], ">")+"outbox.g", nil, time.Minute)
+		must.Succeed(t, err)
+	}
+	must.Succeed(t, s.DeleteMsg(ctx, rows+2))
+	o.Accept = "repair_unfinished"
+	report, err := run(ctx, cfg, o)
+	if f := outbox.FaultOf(err); f == nil || f.Code != codeRemoved || !strings.Contains(f.Message, "1 row ") {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	o.Where = "doc_id = 'e' AND counter > 2"
+	report, err = run(ctx, cfg, o)
+	if err != nil || report.Published != 2 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	report, err = run(ctx, cfg, Options{Accept: codeMissing, Where: "doc_id = 'e'"})
+	if seq, key := last(t, ctx, s); err != nil || seq != rows+6 || !strings.HasSuffix(key, "2") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
 // TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound: the limits have taken one of that since.
 func TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound(t *testing.T) {
 	t.Parallel()

@@ -25,6 +25,7 @@ type attempt struct {
 	rows []idHash // for which its condition holds, in the order of publication
 
 	all    int        // how many messages the stream has behind its sequence
+	after  int        // how many of them come behind the last one that is its own
 	there  int        // how many of them are its own
 	last   uint64     // the last one of those
 	anchor outbox.LSN // at which that was published
@@ -123,6 +124,7 @@ func (s *scan) stored(seq uint64) {
 	s.read++
 	if n := s.attemptAt(seq); n >= 0 {
 		s.attempts[n].all++
+		s.attempts[n].after++
 	}
 }
 
@@ -131,7 +133,7 @@ func (s *scan) published(seq uint64, h *outbox.Header, id idHash) {
 	if n := s.attemptAt(seq); n >= 0 {
 		a := &s.attempts[n]
 		a.there, a.last, a.anchor, a.latest, s.by[id] = a.there+1, seq, h.Pos.LSN, id, n
-		a.done = h.N+1 == h.Of
+		a.done, a.after = h.N+1 == h.Of, 0
 	}
 }
 
@@ -196,7 +198,10 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		// in another stream, or of another past of the server, that would tell nothing
 		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
 		at := slices.Index(rows, a.latest)
-		told := a.there > 0 && at >= 0 && a.last == to // by the newest message how far it came
+		newest := max(a.Seq, a.last)
+		behindIt := int(to-newest) - int(known.Within(newest+1, to).Count()) - a.after // that are gone
+		told := a.there > 0 && at >= 0 && behindIt <= 0                                // how far it came
+		mixed := behindIt > 0 && a.after > 0                                           // they may be foreign
 		first, behind, here := rows, []idHash(nil), false
 		switch {
 		case exact && told:
@@ -211,7 +216,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 			left -= len(lost) - gone
 		}
 		switch {
-		case here, exact && (told || len(lost) == gone):
+		case here, exact && (told || len(lost) == gone && !mixed):
 			s.setInStream(lost)
 		case gone == 0 && left == 0: // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
