@@ -580,6 +580,23 @@ func TestOfTwoForeignMessagesOneMayBeGone(t *testing.T) {
 	}
 }
 
+// TestWhatAnEmptyStreamHasLostIsLostForTheNextRepairToo: that published other rows, so the stream is not
+// empty any more.
+func TestWhatAnEmptyStreamHasLostIsLostForTheNextRepairToo(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
+	must.Succeed(t, s.Purge(ctx)) // as if the broker had lost it and kept the count
+	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e' AND counter = 4"}
+	killed(t, ctx, cfg, o)
+	o.Where = "doc_id = 'e'"
+	report, err := run(ctx, cfg, o)
+	if seq, key := last(t, ctx, s); err != nil || report.Published != 3 || seq != rows+6 ||
+		!strings.HasSuffix(key, "3") {
+		t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+	}
+}
+
 // TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound: the limits have taken one of that since.
 func TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound(t *testing.T) {
 	t.Parallel()

@@ -162,7 +162,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		return nil
 	}
 	end, err := s.publishedTo(ctx, rd)
-	if err != nil {
+	if s.lostAll = end == 0; err != nil || s.lostAll {
 		return err
 	}
 	known, kept := rd.Explained(s.again), s.read
@@ -284,7 +284,8 @@ func (s *scan) sum() (n uint64) {
 func (s *scan) addAttempt(to *checkpoint.Record, rd backfill.Readings) {
 	at, now := s.anchor.Seq, rd.Stream.Now.Add(time.Since(rd.Now)).UTC() // by the broker's clock
 	all := slices.DeleteFunc(slices.Clone(to.Begun.Attempts), func(a checkpoint.Attempt) bool {
-		return a.Seq >= at // the stream has gone back, or nothing was published
+		// the stream has gone back, or nothing was published
+		return s.lostAll || a.Seq >= at
 	})
 	if n := len(all); s.goesOn && n == len(s.attempts) {
 		all[n-1].At = now

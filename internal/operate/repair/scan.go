@@ -66,6 +66,7 @@ type scan struct {
 	by         map[idHash]int     // the attempt that has published a message of the stream
 	replaced   uint64             // how many of the events that they published are known to be gone again
 	goesOn     bool               // this attempt goes on with what the last one has begun
+	lostAll    bool               // the stream has lost all that they published, and it comes again
 
 	// no row was missing before, and nothing has gone from the stream since: those that are now were written
 	// since
