@@ -78,6 +78,7 @@ type StreamState struct {
 	Exists     bool
 	Created    time.Time
 	LastSeq    uint64         // of the last message ever stored, 0 if none was
+	LastTime   time.Time      // when that was, by the broker's clock
 	FirstSeq   uint64         // of the oldest message that is left; of an empty stream that of the next one
 	Messages   uint64         // how many there are
 	NewestSeq  uint64         // sequence of the newest message that can be read, 0 if none can

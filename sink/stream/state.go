@@ -68,8 +68,9 @@ func (s *Stream) state(ctx context.Context) (st relay.StreamState, consumers int
 	}
 	st = relay.StreamState{
 		Open:   st.Open,
-		Exists: true, Created: info.Created, LastSeq: info.State.Last, FirstSeq: info.State.First,
-		Messages: info.State.Messages, Replicated: info.Config.Replicas > 1, Now: info.Now,
+		Exists: true, Created: info.Created, LastSeq: info.State.Last, LastTime: info.State.LastTime,
+		FirstSeq: info.State.First, Messages: info.State.Messages,
+		Replicated: info.Config.Replicas > 1, Now: info.Now,
 		Restoring: info.Config.Metadata[MetadataRestoring], Restored: info.Config.Metadata[MetadataRestored],
 	}
 	// What can't be read explains nothing: then the messages are missing.

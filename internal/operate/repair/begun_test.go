@@ -129,7 +129,7 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 }
 
 // TestTheBrokerSaysHowOldIsWhatWasPublished, whatever the clock here says: an empty stream had it if it is
-// too old.
+// too old. That is as old as the last message: an attempt may have published for long.
 func TestTheBrokerSaysHowOldIsWhatWasPublished(t *testing.T) {
 	t.Parallel()
 	age := func(c *jetstream.StreamConfig) { c.MaxAge, c.Duplicates = 10*time.Minute, time.Minute }
@@ -143,6 +143,7 @@ func TestTheBrokerSaysHowOldIsWhatWasPublished(t *testing.T) {
 		s, rec := &scan{r: &repair{cfg: cfg}, l: l}, &checkpoint.Record{Begun: &checkpoint.Begun{}}
 		rd := rd
 		rd.Stream.Now, rd.Stream.NewestSeq = rd.Stream.Now.Add(ahead), 0
+		rd.Stream.LastTime = rd.Stream.LastTime.Add(ahead)
 		s.addAttempt(rec, rd)
 		s.attempts = []attempt{{Attempt: rec.Begun.Attempts[0]}}
 		for after, want := range map[time.Duration]uint64{time.Minute: 0, 20 * time.Minute: rows} {
@@ -150,6 +151,10 @@ func TestTheBrokerSaysHowOldIsWhatWasPublished(t *testing.T) {
 			later.Stream.Now = rd.Stream.Now.Add(after)
 			if to, err := s.publishedTo(ctx, later); err != nil || to != want {
 				t.Errorf("%v, %v later: %d, %v", ahead, after, to, err)
+			}
+			later.Stream.LastTime = later.Stream.Now.Add(-time.Second)
+			if to, err := s.publishedTo(ctx, later); err != nil || to != 0 {
+				t.Errorf("%v, %v later, a second after a message: %d, %v", ahead, after, to, err)
 			}
 		}
 	}

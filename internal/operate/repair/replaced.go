@@ -258,12 +258,17 @@ func (s *scan) cantTell(gone int, rows []idHash) *outbox.Fault {
 
 // publishedTo is up to where the stream has what attempts have published, or had it. An empty stream may have
 // lost it, unless all of it is too old, by the broker's clock, as they are: this process may run elsewhere.
+// An attempt may have published for long.
 func (s *scan) publishedTo(ctx context.Context, rd backfill.Readings) (uint64, error) {
 	if rd.Stream.NewestSeq > 0 {
 		return rd.Stream.NewestSeq, nil
 	}
 	limits, err := s.l.NATS.Limits(ctx)
-	if age := rd.Stream.Now.Sub(s.attempts[len(s.attempts)-1].At); limits.Age == 0 || age < limits.Age {
+	at := s.attempts[len(s.attempts)-1].At
+	if rd.Stream.LastTime.After(at) {
+		at = rd.Stream.LastTime
+	}
+	if limits.Age == 0 || rd.Stream.Now.Sub(at) < limits.Age {
 		return 0, err
 	}
 	return rd.Stream.LastSeq, err
