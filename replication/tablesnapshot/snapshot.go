@@ -372,6 +372,23 @@ func (s *Snapshot) Rows(ctx context.Context, q Query, f func(values [][]byte) er
 	return nil
 }
 
+// TryRows is Rows, but if PostgreSQL can't carry out the query, the snapshot is still of use.
+func (s *Snapshot) TryRows(ctx context.Context, q Query, f func(values [][]byte) error) error {
+	if _, err := s.conn.Exec(ctx, "SAVEPOINT try"); err != nil {
+		return fmt.Errorf("set a savepoint: %w", err)
+	}
+	err, end := s.Rows(ctx, q, f), "RELEASE SAVEPOINT try"
+	if postgres.SQLState(err) != "" {
+		end = "ROLLBACK TO SAVEPOINT try"
+	} else if err != nil {
+		return err
+	}
+	if _, failed := s.conn.Exec(ctx, end); failed != nil {
+		return failed
+	}
+	return err
+}
+
 func (s *Snapshot) rowsFault(q Query, err error) error {
 	table, quoted := s.table.Schema+"."+s.table.Name, s.table.Quoted()
 	if s.former != nil {

@@ -602,6 +602,41 @@ func TestWhatAnEmptyStreamHasLostIsLostForTheNextRepairToo(t *testing.T) {
 	}
 }
 
+// TestAnEarlierConditionMayBeOneNoMore: what it names was dropped. If nothing of that repair is gone, the
+// next one need not know its rows.
+func TestAnEarlierConditionMayBeOneNoMore(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(*jetstream.StreamConfig){
+		"all of it is there": asItIs, "some of it is gone": onePerSubject,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cfg, s, db := limited(t, set, "", 4)
+			db.Exec("CREATE TABLE wanted AS SELECT n FROM generate_series(1, 2) n")
+			killed(t, ctx, cfg, Options{Accept: "slot_missing",
+				Where: "doc_id = 'e' AND counter IN (SELECT n FROM public.wanted)"})
+			db.Exec("DROP TABLE wanted")
+			o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"}
+			report, err := run(ctx, cfg, o)
+			if name != "all of it is there" {
+				f := outboxdb.WantFault(t, err, outbox.Fatal, codeRemoved)
+				if !strings.Contains(f.Message, "3 rows ") || !strings.Contains(f.Message, `"e"`) {
+					t.Error(f)
+				}
+				o.Where = "false"
+				_, err = run(ctx, cfg, o)
+				must.Succeed(t, err)
+				report, err = run(ctx, cfg, Options{Accept: codeMissing,
+					Where: "doc_id = 'e' AND counter > 2"})
+			}
+			seq, key := last(t, ctx, s)
+			if err != nil || report.Published != 2 || seq != rows+4 || !strings.HasSuffix(key, "4") {
+				t.Errorf("%d, %s: %+v, %v", seq, key, report, err)
+			}
+		})
+	}
+}
+
 // TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound: the limits have taken one of that since.
 func TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +23,8 @@ import (
 // attempt is an attempt of the repair that is under way.
 type attempt struct {
 	checkpoint.Attempt
-	rows []idHash // for which its condition holds, in the order of publication
+	rows    []idHash // for which its condition holds, in the order of publication
+	unknown bool     // which these are: PostgreSQL can't evaluate the condition any more
 
 	all    int        // how many messages the stream has behind its sequence
 	after  int        // how many of them come behind the last one that is its own
@@ -60,10 +62,10 @@ func (s *scan) readAttempts(ctx context.Context) error {
 		}
 		same := func(o attempt) bool { return o.Where == a.Where }
 		if n := slices.IndexFunc(s.attempts[:i], same); n >= 0 {
-			a.rows = s.attempts[n].rows
+			a.rows, a.unknown = s.attempts[n].rows, s.attempts[n].unknown
 			continue
 		}
-		err := s.snap.Rows(ctx, tablesnapshot.Query{
+		err := s.snap.TryRows(ctx, tablesnapshot.Query{
 			Mapping: s.l.Layout.Mapping, ID: s.l.Layout.ID, Columns: []string{s.l.Layout.ID}, Where: a.Where,
 			Sorted: true,
 		}, func(v [][]byte) error {
@@ -76,8 +78,8 @@ func (s *scan) readAttempts(ctx context.Context) error {
 			return nil
 		})
 		if f := outbox.FaultOf(err); f != nil && f.Code == "where" { // of the candidates it was none
-			f.Hint = "The repair that did not finish has published rows by this condition: it must hold or " +
-				"not hold for each row of the table, without an error, until a repair has finished"
+			progress.Step(ctx, "any row may be one of the repair that did not finish: %v", err)
+			a.rows, a.unknown, err = nil, true, nil
 		}
 		if err != nil {
 			return err
@@ -182,6 +184,9 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		}
 		gone := max(0, int(to-a.Seq)-int(known.Within(a.Seq+1, to).Count())-a.all)
 		n := gone + a.there
+		if a.unknown {
+			a.rows = s.missingOf(slices.Collect(maps.Keys(s.outcomes)))
+		}
 		rows := make([]idHash, 0, len(a.rows)) // that were missing then
 		found := 0                             // what is still there of what it had found
 		for _, id := range a.rows {
@@ -196,7 +201,8 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 			left = max(0, min(a.Found.Rows-found, a.Found.Sequences-before))
 		}
 		// in another stream, or of another past of the server, that would tell nothing
-		exact := sum(rows) == a.Sum && (s.sameStream || a.there > 0) && (keep || s.identity == nil)
+		exact := !a.unknown && sum(rows) == a.Sum && (s.sameStream || a.there > 0) &&
+			(keep || s.identity == nil)
 		at := slices.Index(rows, a.latest)
 		newest := max(a.Seq, a.last)
 		behindIt := int(to-newest) - int(known.Within(newest+1, to).Count()) - a.after // that are gone
@@ -220,7 +226,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 			s.setInStream(lost)
 		case gone == 0 && left == 0: // nothing is
 		case slices.ContainsFunc(lost, s.candidate):
-			return s.cantTell(gone, lost)
+			return s.cantTell(ctx, gone, lost)
 		default: // they are left out
 			s.replaced += uint64(gone)
 		}
@@ -229,7 +235,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		case here && a.done && len(behind) <= left:
 			s.setInStream(behind)
 		case slices.ContainsFunc(behind, s.candidate):
-			return s.cantTell(gone, behind)
+			return s.cantTell(ctx, gone, behind)
 		}
 		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
 			(here || exact && a.Sum-sum(first) == s.sum())
@@ -247,11 +253,20 @@ func (s *scan) setInStream(ids []idHash) {
 
 // cantTell is the fault of rows of which an attempt may have published or replaced some, beside what of its
 // own is gone.
-func (s *scan) cantTell(gone int, rows []idHash) *outbox.Fault {
+func (s *scan) cantTell(ctx context.Context, gone int, rows []idHash) error {
+	of := map[idHash]bool{}
+	for _, id := range rows {
+		of[id] = s.candidate(id)
+	}
+	first, last, err := s.edges(ctx, func(id idHash) bool { return of[id] }, func([]byte) {})
+	if err != nil {
+		return err
+	}
 	return refuse(codeRemoved, fmt.Sprintf("the repair that did not finish has published %s "+
 		"that the stream %s no longer has, and %s that it may have published, or replaced, %s in no "+
-		"message: whether it has can't be told", units.Of(gone, "event"), s.r.cfg.Stream,
-		units.Of(len(rows), "row"), units.Agree(len(rows), "is", "are")),
+		"message: whether it has can't be told. In the order (document, key) the first one is %v, the last "+
+		"one %v", units.Of(gone, "event"), s.r.cfg.Stream,
+		units.Of(len(rows), "row"), units.Agree(len(rows), "is", "are"), first, last),
 		"Leave those rows out with --where. What of them is missing all the same, publish "+
 			"afterwards: outflow repair --accept rows_missing --where ...")
 }

@@ -469,34 +469,46 @@ func (s *scan) readSlot(ctx context.Context) error {
 
 // findEdges finds the first and the last missing event in the order of publication, and the ids of all if
 // there are few.
-func (s *scan) findEdges(ctx context.Context) error {
+func (s *scan) findEdges(ctx context.Context) (err error) {
 	if s.counts[missing] == 0 {
 		return nil
 	}
-	name := s.l.Layout.ID
-	column, _ := s.snap.Table().Column(name)
 	if s.counts[missing] <= maxListed {
 		s.listed = make([]string, 0, s.counts[missing])
 	}
+	s.first, s.last, err = s.edges(ctx, s.missing, func(printed []byte) {
+		if s.listed != nil {
+			s.listed = append(s.listed, string(printed))
+		}
+	})
+	return err
+}
+
+// edges finds the first and the last of some candidates in the order of publication; nil: there are none. It
+// calls f with the id of each, as PostgreSQL prints it.
+func (s *scan) edges(ctx context.Context, are func(idHash) bool, f func(printed []byte)) (
+	first, last *Event, err error) {
+	name := s.l.Layout.ID
+	column, _ := s.snap.Table().Column(name)
 	defer progress.Wait(ctx, "PostgreSQL sorts the missing rows of table "+s.l.Layout.Mapping.Table)()
-	return s.snap.Rows(ctx, tablesnapshot.Query{
+	err = s.snap.Rows(ctx, tablesnapshot.Query{
 		Mapping: s.l.Layout.Mapping, ID: name, Columns: []string{name, tablesnapshot.SortDoc,
 			tablesnapshot.SortKey}, Where: s.r.o.Where, Sorted: true,
 	}, func(v [][]byte) error {
 		raw, _ := rawID(column, v[0])
-		if f, ok := s.outcomes[hashID(string(outbox.AppendHeaderValue(nil, raw)))]; !ok || f != missing {
+		id := hashID(string(outbox.AppendHeaderValue(nil, raw)))
+		if !s.candidate(id) || !are(id) {
 			return nil
 		}
 		e := &Event{Doc: string(v[1]), Key: string(v[2]), ID: raw}
-		if s.first == nil {
-			s.first = e
+		if first == nil {
+			first = e
 		}
-		s.last = e
-		if s.listed != nil {
-			s.listed = append(s.listed, string(v[0]))
-		}
+		last = e
+		f(v[0])
 		return nil
 	})
+	return first, last, err
 }
 
 // freeIndex is the first free index for what is published at the anchor. With the sequence it ascends also if
