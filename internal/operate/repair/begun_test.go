@@ -637,6 +637,25 @@ func TestAnEarlierConditionMayBeOneNoMore(t *testing.T) {
 	}
 }
 
+// TestConditionsThatTheRecordHasNoRoomForAreRefused before anything is changed. A shorter one does.
+func TestConditionsThatTheRecordHasNoRoomForAreRefused(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
+	long := "doc_id = 'e' AND counter < 3 /* " + strings.Repeat("<", 90<<10) + " */" // as \u003c
+	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: long})
+	o := Options{Accept: "repair_unfinished", Where: strings.Replace(long, "3", "4", 1)}
+	_, err := run(ctx, cfg, o)
+	if seq, _ := last(t, ctx, s); seq != rows+2 {
+		t.Errorf("the stream ends at %d", seq)
+	}
+	outboxdb.WantFault(t, err, outbox.Usage, "flags")
+	o.Where = "doc_id = 'e'"
+	report, err := run(ctx, cfg, o)
+	if err != nil || report.Published != 2 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
 // TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound: the limits have taken one of that since.
 func TestARepairThatWasKilledBeforeItPublishedKnowsWhatItFound(t *testing.T) {
 	t.Parallel()

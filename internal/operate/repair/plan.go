@@ -58,7 +58,11 @@ func (r *repair) plan(ctx context.Context, l *backfill.Conns, f *finding) (*plan
 		return nil, err
 	}
 	if p.scan != nil && p.scan.snap != nil {
-		if err := r.makeWindow(l, p.scan, 0).CheckFits(ctx); err != nil {
+		err := p.scan.checkAttempts()
+		if err == nil {
+			err = r.makeWindow(l, p.scan, 0).CheckFits(ctx)
+		}
+		if err != nil {
 			p.close()
 			return nil, err
 		}

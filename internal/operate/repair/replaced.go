@@ -3,6 +3,7 @@ package repair
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -86,6 +87,31 @@ func (s *scan) readAttempts(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// checkAttempts refuses a condition with which the record would be more than the broker takes.
+func (s *scan) checkAttempts() error {
+	if s.counts[missing] == 0 || s.goesOn {
+		return nil
+	}
+	all := []checkpoint.Attempt{{Where: s.r.o.Where}}
+	for _, a := range s.attempts {
+		all = append(all, a.Attempt)
+	}
+	if s.lostAll {
+		all = all[:1]
+	}
+	doc, err := json.Marshal(all)
+	most := s.l.NATS.API().NATS().MaxPayload() / 4 * 3 // the record has more than that
+	if err != nil || int64(len(doc)) <= most {
+		return err
+	}
+	return &outbox.Fault{
+		Class: outbox.Usage, Code: "flags", Message: fmt.Sprintf("--where, with the conditions of what a "+
+			"repair that did not finish has published, takes %d bytes of the checkpoint record, and at "+
+			"most %d have room", len(doc), most),
+		Hint: "Give a shorter one: ids may stand in a table, --where \"id IN (SELECT id FROM ...)\"",
+	}
 }
 
 func (s *scan) candidate(id idHash) bool {
