@@ -17,8 +17,9 @@ import (
 // the lowest version that can say what it has to: a program that does not know something refuses the record
 // by its version, instead of taking it for corrupt. Version 1 is read and never written.
 const (
-	recordVersion = begunVersion // the newest
+	recordVersion = foundVersion // the newest
 
+	foundVersion = 11 // what each attempt of it had found, which version 10 had for a day, also as a number
 	begunVersion = 10 // what a repair that is under way has begun to publish
 	// an owner, for a stream that clusters share; a hello, of a home for which others publish; checkpoints
 	// with what a home has said, which version 8 had for a day
@@ -217,6 +218,9 @@ func (r *Record) Encode() ([]byte, error) {
 	switch {
 	case c.Begun != nil:
 		c.Version = begunVersion
+		if slices.ContainsFunc(c.Begun.Attempts, func(a Attempt) bool { return a.Found != nil }) {
+			c.Version = foundVersion
+		}
 	case c.Epoch > 0, c.Hello > 0, c.Reader != nil, c.Mapping.Cluster > 0,
 		slices.ContainsFunc(c.Checkpoints, func(p StoredCheckpoint) bool { return p.Said != relay.Said{} }):
 		c.Version = clustersVersion

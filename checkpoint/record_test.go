@@ -97,7 +97,7 @@ func TestARecordThatCannotBeIsRefused(t *testing.T) {
 		"empty":           {"", "record_corrupt"},
 		"cut":             {good[:len(good)/2], "record_corrupt"},
 		"no version":      {strings.Replace(good, `"v":5,`, "", 1), "record_corrupt"},
-		"newer":           {strings.Replace(good, `"v":5,`, `"v":11,"new":true,`, 1), "record_version"},
+		"newer":           {strings.Replace(good, `"v":5,`, `"v":12,"new":true,`, 1), "record_version"},
 		"table too early": {strings.Replace(good, `"v":5`, `"v":4`, 1), "record_corrupt"},
 		"path, no table":  {strings.Replace(good, `"table_oid":16385`, `"path":"731"`, 1), "record_corrupt"},
 		"own too early": {strings.Replace(strings.Replace(unnamed, `"v":5`, `"v":2`, 1),
@@ -398,8 +398,19 @@ func TestARecordSaysWhatARepairHasBegun(t *testing.T) {
 	}
 	doc, err := begun().Encode()
 	must.Succeed(t, err)
-	if got, err := Decode(doc); err != nil || got.Version != begunVersion ||
+	if got, err := Decode(doc); err != nil || got.Version != 11 ||
 		!reflect.DeepEqual(got.Begun, begun().Begun) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	older := bytes.Replace(doc, []byte(`"v":11`), []byte(`"v":10`), 1)
+	if got, err := Decode(older); err != nil || !reflect.DeepEqual(got.Begun, begun().Begun) {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	r := begun()
+	r.Begun.Attempts[1].Found = nil
+	doc, err = r.Encode()
+	must.Succeed(t, err)
+	if got, err := Decode(doc); err != nil || got.Version != 10 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for name, change := range map[string]func(*Record){

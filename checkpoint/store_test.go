@@ -141,7 +141,7 @@ func TestStoreRefusesWhatItCantRead(t *testing.T) {
 	another.Slot = "outflow_2"
 	doc, err := another.Encode()
 	must.Succeed(t, err)
-	for value, code := range map[string]string{"{": "record_corrupt", `{"v":11}`: "record_version",
+	for value, code := range map[string]string{"{": "record_corrupt", `{"v":12}`: "record_version",
 		string(doc): "record_corrupt"} {
 		if _, err := kv.PutString(ctx, "outflow", value); err != nil {
 			t.Fatal(err)
