@@ -252,17 +252,17 @@ type event struct{ subject, position, id string }
 type parkedEvent struct {
 	event
 	ord, seq int64
+	hash     int64 // of its document: modulo the number of partitions it is the partition
 }
 
-// parkedBehind lists the live events beyond seq that are parked.
-func (d *database) parkedBehind(ctx context.Context, q consumer.DB, name string, seq uint64) ([]parkedEvent,
-	error) {
-	rows, err := q.Query(ctx, `SELECT ord, seq, subject, position, event_id FROM `+d.table("outflow_parked")+
-		` WHERE name = $1 AND source = $2 AND seq > $3 ORDER BY seq, ord`, name, live, int64(seq))
+// parkedLive lists the live events that are parked.
+func (d *database) parkedLive(ctx context.Context, q consumer.DB, name string) ([]parkedEvent, error) {
+	rows, err := q.Query(ctx, `SELECT ord, seq, hash, subject, position, event_id FROM `+d.table("outflow_parked")+
+		` WHERE name = $1 AND source = $2 ORDER BY seq, ord`, name, live)
 	if err == nil {
 		var all []parkedEvent
 		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e parkedEvent, err error) {
-			err = row.Scan(&e.ord, &e.seq, &e.subject, &e.position, &e.id)
+			err = row.Scan(&e.ord, &e.seq, &e.hash, &e.subject, &e.position, &e.id)
 			return e, err
 		})
 		if err == nil {

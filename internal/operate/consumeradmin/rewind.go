@@ -1,6 +1,7 @@
 package consumeradmin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,11 +10,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
 	"github.com/outflowhq/outflow/internal/app/units"
 	"github.com/outflowhq/outflow/internal/jsapi"
+	"github.com/outflowhq/outflow/internal/lifecycle/archive"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -475,10 +478,10 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		}
 		if err == nil {
 			now.Running = s.alive()
-			parked, err = d.parkedBehind(ctx, a.DB, r.Name, now.To)
+			parked, err = d.parkedLive(ctx, a.DB, r.Name)
 		}
 		if err == nil {
-			kept, err = a.inStream(ctx, now.To, parked)
+			kept, err = a.again(ctx, s, now.To, parked)
 			now.Parked = len(kept)
 		}
 		return now, err
@@ -503,12 +506,12 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 			!r.Running && !slices.Equal(now.offsets, s.offsets):
 			return fatal("consumer_running", fmt.Sprintf("consumer %s has moved meanwhile", r.Name), hintStop)
 		}
-		all, err := d.parkedBehind(ctx, tx, r.Name, p.To)
+		all, err := d.parkedLive(ctx, tx, r.Name)
 		if err != nil {
 			return err
 		}
-		all = slices.DeleteFunc(all, func(e parkedEvent) bool { return slices.Contains(parked, e) })
-		more, err := a.inStream(ctx, p.To, all) // nothing is parked any more while the offsets are locked
+		// Nothing is parked any more while the offsets are locked.
+		more, err := a.again(ctx, now, p.To, without(all, parked))
 		if err != nil {
 			return err
 		}
@@ -524,15 +527,31 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 	})
 }
 
-// inStream returns the rows of parked events that stream or archive have behind a place: those are delivered
-// again. A row whose message is gone is the only copy, and stays. So does one in whose place there is another
-// event's, as in a stream that was made anew or put back.
-func (a *Admin) inStream(ctx context.Context, to uint64, parked []parkedEvent) ([]int64, error) {
+// without returns the parked events that are not among others.
+func without(all, others []parkedEvent) []parkedEvent {
+	known := make(map[int64]bool, len(others))
+	for _, e := range others {
+		known[e.ord] = true
+	}
+	return slices.DeleteFunc(all, func(e parkedEvent) bool { return known[e.ord] })
+}
+
+// again returns the rows of parked events, which ascend, that stream or archive have behind a place: those
+// are delivered again. A row whose message is gone is the only copy, and stays. So does one in whose place
+// there is another event's, as in a stream that was made anew or put back. One that was parked before the
+// place may come again, too: the broker lost it, and it was published again behind that. But a partition that
+// has not come to the place keeps its offset, which says that what the broker lost is done.
+func (a *Admin) again(ctx context.Context, s *state, to uint64, parked []parkedEvent) ([]int64, error) {
+	kept, elsewhere := []int64{}, map[event][]int64{}
+	for ; len(parked) > 0 && uint64(parked[0].seq) <= to; parked = parked[1:] {
+		if e := parked[0]; s.offsets[e.hash%int64(len(s.offsets))].Seq > to {
+			elsewhere[e.event] = append(elsewhere[e.event], e.ord)
+		}
+	}
 	archived, err := a.past.positions(ctx, parked)
 	if err != nil {
 		return nil, err
 	}
-	kept, lost := []int64{}, map[event][]int64{}
 	for _, e := range parked {
 		m, err := a.message(ctx, uint64(e.seq))
 		if err != nil {
@@ -545,35 +564,63 @@ func (a *Admin) inStream(ctx context.Context, to uint64, parked []parkedEvent) (
 		if again && at == e.position {
 			kept = append(kept, e.ord)
 		} else {
-			lost[e.event] = append(lost[e.event], e.ord)
+			elsewhere[e.event] = append(elsewhere[e.event], e.ord)
 		}
 	}
-	again, err := a.republished(ctx, to, lost)
-	return append(kept, again...), err
+	republished, err := a.republished(ctx, to, elsewhere)
+	return append(kept, republished...), err
 }
 
-// republished returns those of rows whose events the stream has behind a place under another sequence: the
-// broker lost them, and they were published again.
-func (a *Admin) republished(ctx context.Context, to uint64, lost map[event][]int64) (rows []int64,
-	err error) {
-	if len(lost) == 0 {
+// republished returns those of rows whose events archive or stream have behind a place under another
+// sequence: the broker lost them, and they were published again.
+func (a *Admin) republished(ctx context.Context, to uint64, of map[event][]int64) (rows []int64, err error) {
+	if len(of) == 0 {
 		return nil, nil
 	}
 	var subjects []string
-	for e := range lost {
+	var positions []outbox.Position
+	for e := range of {
 		subjects = append(subjects, e.subject)
+		var p outbox.Position
+		if err := p.UnmarshalText([]byte(e.position)); err == nil {
+			positions = append(positions, p)
+		}
 	}
 	slices.Sort(subjects)
+	slices.SortFunc(positions, outbox.Position.Compare)
 	if subjects = slices.Compact(subjects); len(subjects) > maxSubjects {
-		subjects = nil
+		subjects = []string{">"}
+	}
+	take := func(subject string, header nats.Header) (more bool) {
+		if h, err := outbox.ParseHeader(header.Get(outbox.HeaderName)); err == nil {
+			e := event{subject, h.Pos.String(), h.ID}
+			rows = append(rows, of[e]...)
+			delete(of, e)
+		}
+		return len(of) > 0
+	}
+	err = a.past.read(ctx, to+1, func(s *archive.Manifest) bool {
+		if s.Least == nil || s.Greatest == nil {
+			return false
+		}
+		i, _ := slices.BinarySearchFunc(positions, *s.Least, outbox.Position.Compare)
+		return i < len(positions) && positions[i].Compare(*s.Greatest) <= 0
+	}, func(m *archive.Message) (bool, error) { return take(m.Subject, m.Header), nil })
+	newest := uint64(0) // by the leader: a consumer on a replica that lags would end before that
+	for _, subject := range subjects {
+		m, failed := a.API.Message(ctx, a.Stream, jsapi.MessageRequest{Last: subject})
+		if err = cmp.Or(err, failed); m != nil {
+			newest = max(newest, m.Seq)
+		}
+	}
+	if err != nil || len(of) == 0 || newest <= to {
+		return rows, err
 	}
 	err = jsapi.ReadStream(ctx, a.JS, a.Stream, jetstream.OrderedConsumerConfig{FilterSubjects: subjects,
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: to + 1, HeadersOnly: true,
-	}, 0, func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
-		if h, err := outbox.ParseHeader(m.Headers().Get(outbox.HeaderName)); err == nil {
-			e := event{m.Subject(), h.Pos.String(), h.ID}
-			rows = append(rows, lost[e]...)
-			delete(lost, e)
+	}, newest, func(m jetstream.Msg, _ *jetstream.MsgMetadata) error {
+		if !take(m.Subject(), m.Headers()) {
+			return jsapi.ErrStop
 		}
 		return nil
 	})

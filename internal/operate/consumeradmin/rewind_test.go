@@ -3,11 +3,15 @@ package consumeradmin
 import (
 	"bytes"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer"
+	"github.com/outflowhq/outflow/internal/lab/natstest"
 )
 
 // marks is how far each consumer of kept is.
@@ -234,5 +238,85 @@ func TestARewindTakesOutWhatWasPublishedAgain(t *testing.T) {
 	}}))
 	if got := w.text("SELECT document FROM outflow_parked ORDER BY document"); got != "d3 d4" {
 		t.Errorf("parked %s", got)
+	}
+}
+
+// TestARewindTakesOutWhatWasPublishedAgainBehindIt: the sequences that the broker lost lie before the place.
+// It does not come again in a partition that keeps its offset.
+func TestARewindTakesOutWhatWasPublishedAgainBehindIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for partition, seq := range []int{11, 13, 14} {
+		document := fmt.Sprintf("d%d", seq%5)
+		w.park(document, seq)
+		w.exec(`UPDATE outflow_parked SET hash = $1 WHERE seq = $2`, partition, seq)
+		if seq > 11 { // 11 is there still, and nothing of it comes again
+			must(t, w.live.DeleteMsg(t.Context(), uint64(seq)))
+			w.publish(w.JS, "outbox."+document, seq)
+		}
+	}
+	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:15", Confirm: func(p *Plan) error {
+		if p.Parked != 1 {
+			t.Errorf("%d are taken out, want 1", p.Parked)
+		}
+		return nil
+	}}))
+	if got := w.text("SELECT seq::text FROM outflow_parked ORDER BY seq"); got != "11 13" {
+		t.Errorf("parked %s", got)
+	}
+}
+
+// TestARewindTakesOutWhatTheArchiveHasAgain: retention has taken the message under which it was published
+// again, and the consumer reads that from the archive.
+func TestARewindTakesOutWhatTheArchiveHasAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.park("d2", 13)
+	w.exec(`UPDATE outflow_parked SET hash = 2`)
+	must(t, w.live.DeleteMsg(t.Context(), 13))
+	w.publish(w.JS, "outbox.d2", 13)
+	w.archived(21, 21)
+	for _, to := range []string{"seq:10", "seq:15"} {
+		if p, err := w.planned(to); err != nil || p.Parked != 1 {
+			t.Errorf("%s: %+v, %v: want 1 that is taken out", to, p, err)
+		}
+	}
+}
+
+// TestARewindReadsAllThatTheLeaderHas: a consumer may be on a replica that lags, which does not have yet what
+// was published again.
+func TestARewindReadsAllThatTheLeaderHas(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.park("d3", 14)
+	must(t, w.live.DeleteMsg(t.Context(), 14))
+	w.publish(w.JS, "outbox.d3", 14)
+	_, err := w.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "BEHIND",
+		Subjects: []string{"behind.>"}, SubjectTransform: &jetstream.SubjectTransformConfig{
+			Source: "behind.>", Destination: "outbox.>"}})
+	must(t, err)
+	js := w.JS
+	more := sync.OnceFunc(func() { w.publish(js, "behind.d3", 14) })
+	for range 18 {
+		w.publish(js, "behind.d0", 1)
+	}
+	w.publish(js, "behind.d3", 19)
+	w.JS = natstest.Lagging{JetStream: js, Behind: "BEHIND", More: more}
+	if p, err := w.planned("seq:11"); err != nil || p.Parked != 1 {
+		t.Errorf("%+v, %v: want 1 that is taken out", p, err)
+	}
+}
+
+// TestMuchThatIsParkedIsComparedAtOnce: a transaction waits meanwhile that keeps all instances waiting.
+func TestMuchThatIsParkedIsComparedAtOnce(t *testing.T) {
+	t.Parallel()
+	all := make([]parkedEvent, 100_000)
+	for i := range all {
+		all[i].ord = int64(i)
+	}
+	begun := time.Now()
+	rest := without(slices.Clone(all), all[1:])
+	if took := time.Since(begun); len(rest) != 1 || took > 3*time.Second {
+		t.Errorf("%d are left after %v", len(rest), took)
 	}
 }
