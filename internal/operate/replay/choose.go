@@ -22,6 +22,9 @@ type choice struct {
 // still has of the selection: then, as far as can be known, the table lacks nothing. If both lack something
 // they are not mixed, because the order between them would be made up.
 func (r *replay) choose(ctx context.Context) (choice, error) {
+	if err := r.shortened(); err != nil {
+		return choice{}, err
+	}
 	switch {
 	case r.resume != nil && r.o.From != "" && Source(r.o.From) != r.resume.from:
 		return choice{}, usage("replay_from", fmt.Sprintf("--from %s: replay %s was begun from the %s",
@@ -67,6 +70,25 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 			"Decide: --from stream reads what the stream still has, --from table what the table has")
 	}
 	return r.compare(ctx, why)
+}
+
+// shortened returns an error if the stream ends before what a replay that goes on has yet to read: that would
+// be left out, and the replay count as done.
+func (r *replay) shortened() error {
+	if r.resume == nil || r.resume.from != FromStream {
+		return nil
+	}
+	to := r.resume.end
+	if end := r.o.Selection.Seq.To; end != nil {
+		to = min(to, *end)
+	}
+	if r.resume.seq >= to || r.stream.last >= to {
+		return nil
+	}
+	return fatal("replay_removed", fmt.Sprintf("stream %s ends at sequence %d, and replay %s was to read up "+
+		"to %d: the broker has lost the stream's end, or it was made anew", r.stream.name, r.stream.last,
+		r.o.ID, to), "When Outflow has published again what was lost, run the same command again; otherwise "+
+		"begin with another --replay-id")
 }
 
 // compareBatch is how many ids the table is asked for at a time.

@@ -190,6 +190,38 @@ func TestRetentionPassesAReplayThatGoesOn(t *testing.T) {
 	}
 }
 
+// TestAReplayThatGoesOnMissesTheStreamsEnd: the broker lost it, and it has not come again. Where all that is
+// selected was read, nothing is missing.
+func TestAReplayThatGoesOnMissesTheStreamsEnd(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 50 {
+		w.publish("outbox.a", true)
+	}
+	forty := uint64(40)
+	for _, c := range []struct {
+		seq, end uint64
+		sel      Selection
+		code     string
+	}{
+		{30, 60, Selection{}, "replay_removed"},
+		{60, 60, Selection{}, ""},
+		{30, 50, Selection{}, ""},
+		{30, 60, Selection{Seq: Range[uint64]{To: &forty}}, ""},
+	} {
+		r := &replay{stream: w.source(&c.sel), o: Options{DryRun: true, Selection: c.sel},
+			resume: &resumePoint{from: FromStream, seq: c.seq, end: c.end}}
+		_, err := r.choose(t.Context())
+		code := ""
+		if f := outbox.FaultOf(err); f != nil {
+			code = f.Code
+		}
+		if code != c.code || (err == nil) != (c.code == "") {
+			t.Errorf("behind %d, to %d: %v", c.seq, c.end, err)
+		}
+	}
+}
+
 // TestRetentionPassesTheStreamBeforeItIsRead: messages that go after it was looked whether all are there are
 // not left out without a word.
 func TestRetentionPassesTheStreamBeforeItIsRead(t *testing.T) {
