@@ -44,6 +44,8 @@ type runner struct {
 
 	gapTo uint64 // up to where missing messages that a session found at its start are counted
 
+	shortReplay uint64 // of what was done of the stream of replays, what was told that its end is lost
+
 	past pasts // of Config.Archive
 }
 

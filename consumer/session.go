@@ -266,10 +266,16 @@ func (r *runner) checkBarrier(ctx context.Context, st *state, src stream.Source,
 		}
 		st.Barrier = last
 	}
-	if oldest(own).Seq >= st.Barrier {
-		return errBarrier
+	if oldest(own).Seq < st.Barrier {
+		return nil
 	}
-	return nil
+	if at := st.Offsets[replay]; at != nil && oldest(at.list()).Seq < st.Furthest { // see replayed
+		return &heldError{why: fmt.Sprintf("the broker lost the end of stream %s, which is done up to "+
+			"sequence %d, and not by all partitions: another layout begins when that replay goes on "+
+			"(--replay-id), or is purged (`nats stream purge %[1]s --subject '%[3]s>'`)",
+			replayStream(r.cfg.Stream), st.Furthest, replayPrefix(r.cfg.Stream, r.cfg.Name))}
+	}
+	return errBarrier
 }
 
 var errBarrier = &heldError{why: "all instances have to come to where another layout begins"}
@@ -371,6 +377,7 @@ func (r *runner) replayed(ctx context.Context, st *state) (created time.Time, la
 		return created, 0, false, nil
 	}
 	if err == nil {
+		r.tellShortReplay(now, st)
 		last, err = src.last(ctx)
 	}
 	if err != nil || last == 0 {
@@ -383,6 +390,18 @@ func (r *runner) replayed(ctx context.Context, st *state) (created time.Time, la
 	return now.Created, last, at == nil || !st.Created[replay].Equal(now.Created) ||
 			oldest(at.list()).Seq < last,
 		nil
+}
+
+// tellShortReplay says, once, that the broker has lost an end of the stream of replays that this consumer has
+// done: what comes at these sequences is passed over, as it has to be where the replay goes on.
+func (r *runner) tellShortReplay(now stream.State, st *state) {
+	if !st.Created[replay].Equal(now.Created) || now.Last >= st.Furthest || r.shortReplay == st.Furthest {
+		return
+	}
+	r.shortReplay = st.Furthest
+	r.cfg.Log.Warn("the broker lost the end of a replay: go on with it by its --replay-id first, as what is "+
+		"replayed next is passed over up to what is done", "stream", replayStream(r.cfg.Stream), "last",
+		now.Last, "done", st.Furthest)
 }
 
 // readReplays reads the events that were replayed to this consumer, until there are no more.

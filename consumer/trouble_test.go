@@ -1,9 +1,11 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -490,9 +492,27 @@ func TestAnotherLayoutLeavesRoomForALostEndOfAReplay(t *testing.T) {
 	now, err := stateOf(t.Context(), r.replay())
 	must.Succeed(t, err)
 	st := &state{Wanted: &layout{}, Created: map[string]time.Time{replay: now.Created}, Furthest: 5,
-		Offsets: map[string]offsets{replay: {0: {Seq: 3}}}}
-	if _, last, due, err := r.replayed(t.Context(), st); err != nil || last != 3 || due {
-		t.Errorf("to %d, due: %v, %v", last, due, err)
+		Offsets: map[string]offsets{live: {0: {}}, replay: {0: {Seq: 3}}}}
+	var log bytes.Buffer
+	c.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	for range 2 {
+		if _, last, due, err := r.replayed(t.Context(), st); err != nil || last != 3 || due {
+			t.Errorf("to %d, due: %v, %v", last, due, err)
+		}
+	}
+	if n := strings.Count(log.String(), "go on with it by its --replay-id"); n != 1 {
+		t.Errorf("told %d times: %s", n, &log)
+	}
+	err = r.checkBarrier(t.Context(), st, newMemoryStream(), 0)
+	for _, words := range []string{"up to sequence 5, ", "(`nats stream purge OUTBOX_replay --subject " +
+		"'_outflow_replay.OUTBOX.orders.>'`)"} {
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v does not say %q", err, words)
+		}
+	}
+	st.Furthest = 3
+	if err := r.checkBarrier(t.Context(), st, newMemoryStream(), 0); !errors.Is(err, errBarrier) {
+		t.Errorf("where nothing is lost: %v", err)
 	}
 }
 
