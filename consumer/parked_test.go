@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+
+	"github.com/outflowhq/outflow/internal/lab/must"
 )
 
 // An event that comes again, since the consumer was rewound, is not parked twice.
@@ -67,6 +69,25 @@ func TestAReplayDoesNotRepeatWhatIsParked(t *testing.T) {
 	w.word("a", releaseRetry)
 	w.out()
 	w.want("a1 a1 a2 a3 a4 a5", "")
+}
+
+// TestAReplayRepeatsWhatWasPublishedAgainBeforeWhatIsParked: the broker lost both, the one that had its effect
+// and the one that is parked, whose row has the sequence that was lost.
+func TestAReplayRepeatsWhatWasPublishedAgainBeforeWhatIsParked(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.come("a", "a")
+	w.fail("a")
+	w.come("a")
+	_, err := w.pool.Exec(t.Context(), "UPDATE outflow_parked SET seq = seq - 2")
+	must.Succeed(t, err)
+	w.effects = nil
+	w.replayed("a", false, 1, 2, 3, 4)
+	w.want("a1 a2", "a1 poison 3, a2 behind 0")
+	_, err = w.pool.Exec(t.Context(), "UPDATE outflow_parked SET position = '0/FF-0'") // repaired
+	must.Succeed(t, err)
+	w.replayed("a", false, 3, 4)
+	w.want("a1 a2", "a1 poison 3, a2 behind 0")
 }
 
 // What memory says too much the table corrects.

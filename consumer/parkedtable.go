@@ -137,8 +137,9 @@ func (p parkedTable) add(ctx context.Context, tx DB, events []*Event, head *fail
 }
 
 // replayed says of replayed events which of them are parked already, and which are to be parked because an
-// earlier event of the same replay is. Where an event's sequence in the stream is known, it decides; of one
-// that was read from the outbox table its id does, or nothing.
+// earlier event of the same replay is. Of one that was read from the stream, its position or id decides: what
+// the broker lost has another sequence than when it was parked, and so has what had its effect before that.
+// Of one that was read from the outbox table its id does, or nothing.
 func (p parkedTable) replayed(ctx context.Context, tx DB, events []*Event) (already map[*Event]bool,
 	behind []*Event, err error) {
 	var seqs []int64
@@ -149,7 +150,8 @@ func (p parkedTable) replayed(ctx context.Context, tx DB, events []*Event) (alre
 	}
 	rows, err := tx.Query(ctx, `SELECT
 			coalesce(bool_or(CASE WHEN u.seq = 0 THEN p.event_id = u.event_id AND u.event_id <> ''
-				WHEN p.source = 'live' THEN p.seq <= u.seq ELSE p.position = u.position END), false),
+				ELSE p.position = u.position OR p.source = 'live' AND p.event_id = u.event_id
+					AND u.event_id <> '' END), false),
 			coalesce(bool_or(CASE WHEN p.source = 'live' THEN u.seq = 0 AND u.event_id = ''
 				ELSE u.seq = 0 OR coalesce((p.headers -> '`+replaySequenceHeader+`' ->> 0)::bigint, 0) < u.seq END), false)
 		FROM unnest($2::bigint[], $3::text[], $4::text[], $5::text[])
