@@ -53,6 +53,7 @@ type Plan struct {
 	// of Again, those that the archive has and the stream does not
 	Archived uint64 `json:"archived,omitempty"`
 
+	lost    []int     // partitions that are set back, and whose newest done message the broker has lost
 	created time.Time // of the stream
 	removed uint64    // sequences behind To, up to Was, that the stream has no message of
 }
@@ -114,6 +115,11 @@ func (p *Plan) Lines() []string {
 	if len(p.Running) > 0 {
 		lines = append(lines, fmt.Sprintf("runs     %s: what is not committed yet is given up, and comes "+
 			"again", strings.Join(p.Running, ", ")))
+	}
+	if len(p.lost) > 0 {
+		lines = append(lines, fmt.Sprintf("lost     the broker has lost the newest done message of "+
+			"partitions %s: what is published again is not recognized any more, and not marked",
+			ranges(p.lost)))
 	}
 	if p.Replayed {
 		lines = append(lines, "marked   Event.Replayed is true for them")
@@ -422,6 +428,7 @@ func (a *Admin) planOffsets(ctx context.Context, stream jetstream.Stream, r Rewi
 	}
 	p, err := a.plan(ctx, stream, r.Name, offsets, was, to, s.filters)
 	if p != nil {
+		p.lost = slices.DeleteFunc(s.holed(), func(n int) bool { return s.offsets[n].Seq <= to })
 		p.Replayed = true
 		p.Exact = s.lowest().Seq == s.furthest() && (p.Archived == 0 || everything(s.filters) == nil)
 	}

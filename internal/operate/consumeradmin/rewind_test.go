@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -238,6 +239,22 @@ func TestARewindTakesOutWhatWasPublishedAgain(t *testing.T) {
 	}}))
 	if got := w.text("SELECT document FROM outflow_parked ORDER BY document"); got != "d3 d4" {
 		t.Errorf("parked %s", got)
+	}
+}
+
+// TestARewindSaysWhatIsNotRecognizedAnyMore: what the broker lost and is published again. A partition that
+// keeps its offset recognizes it.
+func TestARewindSaysWhatIsNotRecognizedAnyMore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t) // it has lost what partitions 0 and 2 name
+	for to, want := range map[string]string{"seq:9": "of partitions 0, 2: ", "seq:13": "of partitions 2: "} {
+		if p, err := w.planned(to); err != nil || !strings.Contains(strings.Join(p.Lines(), "; "), want) {
+			t.Errorf("%s: %+v, %v", to, p, err)
+		}
+	}
+	w.exec(`UPDATE outflow_mark SET holed = false`)
+	if p, err := w.planned("seq:9"); err != nil || strings.Contains(strings.Join(p.Lines(), "; "), "lost") {
+		t.Errorf("%+v, %v", p, err)
 	}
 }
 
