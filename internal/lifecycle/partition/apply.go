@@ -365,7 +365,7 @@ func (p *Partition) reattached() bool {
 // stays, or its next fence would count for the rows of a former stream or cluster as well.
 func (p *Partition) reset() {
 	p.Made, p.Fence, p.SealedSum, p.Verified, p.Accepted, p.Refused = false, 0, Sum{}, nil, 0, 0
-	p.DetachXmin, p.VerifiedBy = 0, nil
+	p.DetachXmin, p.VerifiedBy, p.Streams = 0, nil, nil
 	p.Stream, p.Inserts = Stream{}, nil
 }
 
@@ -396,31 +396,37 @@ func (m *Manager) note(ctx context.Context, q execer, p *Partition) error {
 	if err != nil {
 		return err
 	}
+	streams, err := json.Marshal(p.Streams)
+	if err != nil {
+		return err
+	}
 	_, err = q.Exec(ctx, `WITH renamed AS (DELETE FROM `+m.ledger()+` WHERE root = $1 AND name = $21
 			AND name <> $2 AND oid = $3)
 		INSERT INTO `+m.ledger()+` AS l (root, root_oid, name, oid, state, made, lower, upper, fence,
 			horizon, system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created,
 			stream_seq, inserts, quiet_since, sealed_at, attach_xid, detach_xmin,
-			missing, refused, refused_at, refused_by, verified_by)
+			missing, refused, refused_at, refused_by, verified_by, streams)
 		VALUES ($1, $22, $2, $3, $4, $5, $6, $7, $8::pg_lsn, nullif($9::bigint, 0), $10, $11, $12, $13,
 			nullif($14, ''), $15, $16, $17, $18, $19, $20, nullif($23::bigint, 0), nullif($24::bigint, 0),
-			$25::text[]::uuid[], $26, $27, nullif($28, ''), nullif($29::jsonb, 'null'))
+			$25::text[]::uuid[], $26, $27, nullif($28, ''), nullif($29::jsonb, 'null'),
+			nullif($30::jsonb, 'null'))
 		ON CONFLICT (root, name) DO UPDATE SET (root_oid, oid, state, made, lower, upper, fence, horizon,
 			system_id, rows, hash, verified_rows, verified_hash, accepted, stream_created, stream_seq, inserts,
 			quiet_since, sealed_at, attach_xid, detach_xmin, missing, refused, refused_at, refused_by,
-			verified_by, changed_at) =
+			verified_by, streams, changed_at) =
 			(excluded.root_oid, excluded.oid,
 			excluded.state, excluded.made, excluded.lower, excluded.upper, excluded.fence, excluded.horizon,
 			excluded.system_id, excluded.rows, excluded.hash, excluded.verified_rows, excluded.verified_hash,
 			excluded.accepted, excluded.stream_created, excluded.stream_seq, excluded.inserts,
 			excluded.quiet_since, excluded.sealed_at, excluded.attach_xid, excluded.detach_xmin, excluded.missing,
 			excluded.refused, excluded.refused_at, excluded.refused_by, excluded.verified_by,
+			excluded.streams,
 			CASE WHEN l.state = excluded.state THEN l.changed_at ELSE now() END)`,
 		m.root.Quoted(), p.Name, p.OID, string(p.State), p.Made, null(p.Lower), null(p.Upper), fence,
 		p.Horizon, p.System, p.SealedSum.Rows, p.SealedSum.Hash, verifiedRows, verifiedHash, p.Accepted,
 		null(p.Stream.Created), int64(p.Stream.LastSeq), p.Inserts, null(p.QuietSince), null(p.Sealed),
 		p.noted, m.root.OID, p.AttachXID, p.DetachXmin, p.Missing, p.Refused, null(p.RefusedAt),
-		p.RefusedBy, string(verifiedBy))
+		p.RefusedBy, string(verifiedBy), string(streams))
 	if err == nil {
 		p.noted = p.Name
 	}

@@ -65,6 +65,7 @@ const ledgerColumns = `
   refused_at timestamptz,
   refused_by text,
   verified_by jsonb,
+  streams jsonb,
   PRIMARY KEY (root, name)`
 
 func (m *Manager) ledger() string {
@@ -95,7 +96,7 @@ const newColumns = ` ADD COLUMN IF NOT EXISTS root_oid oid, ADD COLUMN IF NOT EX
 	ADD COLUMN IF NOT EXISTS detach_xmin bigint, ADD COLUMN IF NOT EXISTS missing uuid[],
 	ADD COLUMN IF NOT EXISTS refused bigint NOT NULL DEFAULT 0,
 	ADD COLUMN IF NOT EXISTS refused_at timestamptz, ADD COLUMN IF NOT EXISTS refused_by text,
-	ADD COLUMN IF NOT EXISTS verified_by jsonb`
+	ADD COLUMN IF NOT EXISTS verified_by jsonb, ADD COLUMN IF NOT EXISTS streams jsonb`
 
 // takeUp makes the table of states if there is none, or it is one of an older version, and gives all rows of
 // the outbox the name that it has now. Those that were left behind in another schema come along.
@@ -143,14 +144,15 @@ func (m *Manager) takeUp(ctx context.Context) error {
 // ledgerRest are the columns of the table of states beside those that say which outbox it is.
 const ledgerRest = `name, oid, state, made, lower, upper, fence, horizon, rows, hash, verified_rows,
 	verified_hash, accepted, stream_created, stream_seq, inserts, quiet_since, sealed_at, changed_at,
-	attach_xid, detach_xmin, missing, refused, refused_at, refused_by, verified_by`
+	attach_xid, detach_xmin, missing, refused, refused_at, refused_by, verified_by,
+	streams`
 
 // readLedger reads the states; nothing where there is no table of them yet.
 func (m *Manager) readLedger(ctx context.Context) (map[string]*Partition, error) {
 	var owner string
-	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), 8 > (SELECT count(*) FROM pg_attribute a
+	err := m.conn.QueryRow(ctx, `SELECT pg_get_userbyid(c.relowner), 9 > (SELECT count(*) FROM pg_attribute a
 			WHERE a.attrelid = c.oid AND a.attname IN ('root_oid', 'attach_xid', 'detach_xmin', 'missing',
-				'refused', 'refused_at', 'refused_by', 'verified_by') AND NOT a.attisdropped)
+				'refused', 'refused_at', 'refused_by', 'verified_by', 'streams') AND NOT a.attisdropped)
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE n.nspname = $1 AND c.relname = $2`, m.root.Schema, catalog.PartitionStates).
 		Scan(&owner, &m.oldLedger)
@@ -199,6 +201,7 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 			ARRAY(SELECT jsonb_array_elements_text(nullif(to_jsonb(l)->'missing', 'null'))),
 			coalesce((to_jsonb(l)->>'refused')::bigint, 0), (to_jsonb(l)->>'refused_at')::timestamptz,
 			coalesce(to_jsonb(l)->>'refused_by', ''), nullif(to_jsonb(l)->'verified_by', 'null'),
+			nullif(to_jsonb(l)->'streams', 'null'),
 			root <> $2 OR (to_jsonb(l)->>'root_oid')::oid IS DISTINCT FROM $1, `+catalog.OfRoot+`
 		FROM `+k.Table+` l WHERE (`+catalog.OfRoot+` OR $3 AND l.root = $2) AND state <> 'dropped'`,
 		m.root.OID, m.root.Quoted(), k.Own)
@@ -217,7 +220,8 @@ func (m *Manager) readStates(ctx context.Context, k catalog.Kept) (found []*Part
 		err := row.Scan(&p.Name, &p.OID, &p.State, &p.Made, &lower, &upper, &fence, &p.Horizon, &p.System,
 			&p.SealedSum.Rows, &p.SealedSum.Hash, &verifiedRows, &verifiedHash, &p.Accepted,
 			&created, &seq, &p.Inserts, &p.QuietSince, &sealed, &p.AttachXID,
-			&p.DetachXmin, &p.Missing, &p.Refused, &refused, &p.RefusedBy, &p.VerifiedBy, &old, &ours)
+			&p.DetachXmin, &p.Missing, &p.Refused, &refused, &p.RefusedBy, &p.VerifiedBy, &p.Streams,
+			&old, &ours)
 		if others = others || !ours; err != nil || !ours {
 			return nil, err
 		}

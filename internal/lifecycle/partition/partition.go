@@ -52,24 +52,25 @@ type Partition struct {
 	Refused    int64 // rows of that kind that were found when it was compared last, and not accepted
 	RefusedAt  time.Time
 	RefusedBy  string               // the slot of that run
-	VerifiedBy map[string]verifying // by slots, what the shards have verified
+	VerifiedBy map[string]verifying // by slots, what each has verified, where several read the table
 	came       State                // how far an earlier run had come, of which this one does a part again
 	Stream     Stream
-	Inserts    *int64 // Written, as it was last seen to change
+	Streams    map[string]verifying // by slots, those there were when the fence was set
+	Inserts    *int64               // Written, as it was last seen to change
 	QuietSince time.Time
 	Sealed     time.Time
 
 	Found *Sum // what is in it now, read under a lock
 }
 
-// verifying is what a shard has verified: the rows behind a fence, by a stream. An older version, which sets
-// another fence, leaves it as it is.
+// verifying is a fence, and the stream of one slot: by which its Outflow has verified the rows, or that there
+// was when the fence was set. An older version, which sets another fence, leaves it as it is.
 type verifying struct {
 	Stream
 	Fence outbox.LSN
 }
 
-// verifiedBy is the stream by which a shard has verified it.
+// verifiedBy is the stream by which a slot's Outflow has verified it.
 func (p *Partition) verifiedBy(slot string) (by Stream, ok bool) {
 	v, ok := p.VerifiedBy[slot]
 	return v.Stream, ok && v.Fence == p.Fence
@@ -364,6 +365,9 @@ func (m *Manager) facts(ctx context.Context, q catalog.Querier) (*Facts, error) 
 	}
 	f.Slots = f.Counting(f.Slots, m.cfg.Slot, m.cfg.OtherSlots)
 	f.Stream.Created = f.Stream.Created.Truncate(time.Microsecond) // as PostgreSQL keeps it
+	for slot, created := range f.Streams {
+		f.Streams[slot] = created.Truncate(time.Microsecond)
+	}
 	return f, m.server(ctx, q, f)
 }
 

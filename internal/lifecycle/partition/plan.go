@@ -121,8 +121,8 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 		if p.RefusedAt.After(f.Now.Add(maxRest)) { // the clock was ahead
 			p.RefusedAt = time.Time{}
 		}
-		m.asShard(f, p)
-		m.ofStream(f, p)
+		m.ofOlder(f, p)
+		m.asOne(f, p)
 		if m.cfg.Archive && (p.State == Archived || p.State == Verified) {
 			// by an earlier run: the archive may have lost it since
 			p.came, p.State, p.Verified = p.State, Durable, nil
@@ -253,15 +253,20 @@ func (m *Manager) holds(f *Facts, slot string) bool {
 	return m.cfg.ID != "" && f.has(slot) && (slices.Contains(f.Apart, slot) || may && m.cfg.Own != "")
 }
 
-// asShard makes of what all shards have found out of a partition what this one has.
-func (m *Manager) asShard(f *Facts, p *Partition) {
-	if !m.cfg.apart(p) || p.State != Durable && p.State != Archived && p.State != Verified {
+// asOne makes of what all who read the table have found out of a partition what this Outflow has.
+func (m *Manager) asOne(f *Facts, p *Partition) {
+	if m.cfg.ID == "" || !f.elsewhere(&m.cfg, p) || p.State != Durable && p.State != Archived &&
+		p.State != Verified {
 		return
 	}
-	if by, ok := p.verifiedBy(m.cfg.Slot); ok && by.Created.Equal(f.Stream.Created) {
+	by, ok := p.verifiedBy(m.cfg.Slot)
+	switch {
+	case ok && by.Created.Equal(f.Stream.Created):
 		sum := p.SealedSum
 		p.State, p.Verified, p.Stream = Verified, &sum, by
 		return
+	case !ok && !f.apart(&m.cfg, p) && p.Stream.Created.Equal(f.Stream.Created):
+		return // an older version has noted it for whoever has this stream
 	}
 	delete(p.VerifiedBy, m.cfg.Slot) // by a former stream
 	if p.Verified = nil; p.State == Verified {
@@ -269,11 +274,40 @@ func (m *Manager) asShard(f *Facts, p *Partition) {
 	}
 }
 
-// ofStream sees to it that only ids show that rows were published, where the fence is of a former stream.
-func (m *Manager) ofStream(f *Facts, p *Partition) {
-	if was := p.Stream.Created; !was.IsZero() && !f.Stream.Created.IsZero() &&
-		!was.Equal(f.Stream.Created) && !f.elsewhere(&m.cfg, p) {
-		p.Made = false
+// ofOlder makes up for what an older version has not noted when it set a fence: for which streams. Where
+// several read the table nobody knows, so those there are now are taken for them.
+func (m *Manager) ofOlder(f *Facts, p *Partition) {
+	for _, s := range p.Streams {
+		if s.Fence == p.Fence {
+			return
+		}
+	}
+	if p.Fence == 0 {
+		return
+	}
+	own := f.Stream
+	if !p.Stream.Created.IsZero() && !f.elsewhere(&m.cfg, p) {
+		own = p.Stream
+	}
+	p.Streams = m.streams(f, own)
+	p.fenced()
+}
+
+// streams are those that rows go to which are behind a fence of now, by slots.
+func (m *Manager) streams(f *Facts, own Stream) map[string]verifying {
+	all := map[string]verifying{m.cfg.Slot: {Stream: own}}
+	for slot, created := range f.Streams {
+		if f.counts(slot) != "" && f.has(slot) {
+			all[slot] = verifying{Stream: Stream{Created: created}}
+		}
+	}
+	return all
+}
+
+// fenced notes of which fence the streams are: a version that does not know them sets another one.
+func (p *Partition) fenced() {
+	for slot, s := range p.Streams {
+		p.Streams[slot] = verifying{s.Stream, p.Fence}
 	}
 }
 

@@ -59,6 +59,7 @@ type Outside struct {
 	Repairing string // what is under way by a record; "": nothing
 	Readers
 	Stream  Stream
+	Streams map[string]time.Time // of the others, by slots, when the stream of each was made, by its record
 	Archive Reach
 }
 
@@ -268,31 +269,54 @@ func mayGo(c *Config, f *Facts, p *Partition) (name, why string) {
 
 // apart reports whether each shard has to compare its rows of a partition before one may drop it: only ids
 // show that they were published, and each has but the ids of its own stream.
-func (c *Config) apart(p *Partition) bool { return c.Own != "" && c.ID != "" && !p.Made }
+func (f *Facts) apart(c *Config, p *Partition) bool {
+	if c.Own == "" || c.ID == "" {
+		return false
+	}
+	for slot, now := range f.Streams {
+		if f.shard(slot) && f.former(p, slot, now) {
+			return true
+		}
+	}
+	return !p.Made || f.former(p, c.Slot, f.Stream.Created)
+}
+
+// shard reports whether another slot is that of another shard, or may be.
+func (f *Facts) shard(slot string) bool {
+	_, may := f.May[slot]
+	return may || slices.Contains(f.Others, slot) && slices.Contains(f.Apart, slot)
+}
+
+// former reports whether the rows of p need not be in the stream that a slot has now, although it has
+// confirmed the fence: when that was set there was another stream, or no Outflow of that slot.
+func (f *Facts) former(p *Partition, slot string, now time.Time) bool {
+	return !now.IsZero() && !p.Streams[slot].Created.Equal(now)
+}
 
 // uncompared says which other shards have not compared their rows of a partition, when this one has. An
 // Outflow that may read the table may be one.
 func (f *Facts) uncompared(c *Config, p *Partition) string {
-	if _, own := p.verifiedBy(c.Slot); !c.apart(p) || !own && p.Verified == nil {
+	if _, own := p.verifiedBy(c.Slot); !f.apart(c, p) || !own && p.Verified == nil {
 		return ""
 	}
 	var slots []string
 	for _, s := range f.Slots {
 		_, may := f.May[s.Name]
-		_, compared := p.verifiedBy(s.Name)
+		by, compared := p.verifiedBy(s.Name)
+		now, known := f.Streams[s.Name]
 		switch {
-		case compared:
+		case compared && (!known || by.Created.Equal(now)):
 		case may:
 			slots = append(slots, s.Name+" ("+f.counts(s.Name)+")")
-		case slices.Contains(f.Others, s.Name) && slices.Contains(f.Apart, s.Name):
+		case f.shard(s.Name):
 			slots = append(slots, s.Name)
 		}
 	}
 	if len(slots) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("other shards have not compared their rows, which need not have come by way of the "+
-		"WAL: let `outflow partition apply` run for slot %s", strings.Join(slots, ", "))
+	return fmt.Sprintf("other shards have not compared their rows, of which the fence alone shows nothing: "+
+		"let `outflow partition apply` run for slot %s", strings.Join(slots, ", "))
 }
 
 // shown reports whether the fence alone shows that the rows are in the stream and, where there is one, in its

@@ -21,6 +21,7 @@ func (w *world) shards() (as func(i int)) {
 	return func(i int) {
 		w.Slot, w.cfg.Slot, w.cfg.Own = slots[i], slots[i], fmt.Sprintf("counter %% 2 = %d", i)
 		w.out.Stream, w.seen.Stream = streams[i], streams[i]
+		w.out.Streams = map[string]time.Time{slots[1-i]: streams[1-i].Created}
 		for _, slot := range slots {
 			w.confirm(slot)
 		}
@@ -249,6 +250,7 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 				w.out.Readers = Readers{May: map[string]string{other[0]: "the record has version 99"}}
 			}
 			w.out.Stream.Created = w.out.Stream.Created.Add(anew * time.Duration(i))
+			w.out.Streams[other[0]] = w.out.Streams[other[0]].Add(anew * time.Duration(1-i))
 			w.seen.Stream = w.out.Stream
 			steps, err := w.try()
 			if refused {
@@ -297,6 +299,7 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 		waits(as(1, false), "a repair may need it")
 		waits(as(0, false), "a repair may need it")
 		streams[1], anew = map[string]bool{}, time.Minute
+		waits(as(0, false), "not compared", slots[1])
 		as(1, true)
 		publish(1)
 		waits(as(1, false), "a repair may need it")
@@ -313,5 +316,109 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 		if as(0, false); w.exists(0) {
 			t.Errorf("archive %v: it is still there", archive)
 		}
+	}
+}
+
+// TestAFenceShowsNothingOfAnotherOnesFormerStream: the stream of a shard, or of a second Outflow, was made
+// anew after the fence was set. Its limits have removed its oldest messages, and the rows of a partition that
+// Outflow made are older: they were in its former stream, and are in no message now. Nor does the fence show
+// anything of an Outflow that was set up behind it.
+func TestAFenceShowsNothingOfAnotherOnesFormerStream(t *testing.T) {
+	t.Parallel()
+	for _, whole := range []bool{false, true} {
+		for _, what := range []string{"a new stream", "set up later", "upgraded", "of an older version",
+			"the same"} {
+			for _, first := range []int{0, 1} {
+				w := newWorld(t, pgtest.Server(t), 1)
+				shard, slots, anew := w.shards(), []string{w.Slot, w.Slot + "_2"}, time.Duration(0)
+				var own [2]map[string]bool
+				as := func(i int) error {
+					shard(i)
+					w.published, w.seen.Removed, w.seen.Oldest = own[i], i == 1, time.Now()
+					if w.out.Readers = (Readers{Others: slots[1-i : 2-i], Apart: slots}); whole {
+						w.cfg.Own, w.out.Apart = "", nil
+					}
+					if i == 1 {
+						w.out.Stream.Created = w.out.Stream.Created.Add(anew)
+						w.seen.Stream = w.out.Stream
+					} else {
+						w.out.Streams[slots[1]] = w.out.Streams[slots[1]].Add(anew)
+					}
+					_, err := w.try()
+					return err
+				}
+				w.cfg.Slack = 1000000 * time.Hour
+				must.Succeed(t, as(0))
+				w.Exec("UPDATE outflow_partitions SET made = true")
+				w.cfg.Slack = 0
+				w.published = map[string]bool{}
+				w.insert(0, 6, true)
+				own[0], w.cfg.Keep = w.published, time.Hour
+				must.Succeed(t, as(0))
+				w.want(0, Sealed)
+				switch what {
+				case "a new stream":
+					anew = time.Minute
+				case "set up later":
+					w.Exec("UPDATE outflow_partitions SET streams = streams - $1::text", slots[1])
+				case "upgraded":
+					w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
+					must.Succeed(t, as(0))
+					anew = time.Minute
+				case "of an older version":
+					w.Exec("ALTER TABLE outflow_partitions DROP COLUMN streams")
+				}
+				if whole && first == 0 {
+					continue // what one has promised the other one is retain.table.keep
+				}
+				name := fmt.Sprintf("whole %v, %s, %d is first", whole, what, first)
+				stays := what != "the same" && what != "of an older version"
+				w.cfg.Keep = 0
+				for i := range 4 {
+					if whole {
+						i = 0
+					}
+					if err := as((first + i) % 2); err != nil && !stays {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+				if w.exists(0) != stays {
+					t.Errorf("%s: it is there: %v, %s", name, !stays, w.state(0))
+				}
+			}
+		}
+	}
+}
+
+// TestTwoOutflowsAreVerifiedEachForItself: neither compares again because the other one has, and each does at
+// once when its own stream is a new one.
+func TestTwoOutflowsAreVerifiedEachForItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	shard, slots, anew := w.shards(), []string{w.Slot, w.Slot + "_2"}, time.Duration(0)
+	w.cfg.Keep = time.Hour
+	w.insert(0, 3, true)
+	as := func(i int) {
+		t.Helper()
+		shard(i)
+		w.cfg.Own, w.out.Others = "", slots[1-i:2-i]
+		w.out.Stream.Created = w.out.Stream.Created.Add(anew * time.Duration(i))
+		w.seen.Stream = w.out.Stream
+		w.out.Streams[slots[1-i]] = w.out.Streams[slots[1-i]].Add(anew * time.Duration(1-i))
+		w.apply()
+	}
+	for n, want := range []int{0, 1, 2, 2, 2, 3, 3, 3} {
+		if n == 4 {
+			anew = time.Minute
+		}
+		as([]int{0, 0, 1, 0, 0, 1, 0, 1}[n])
+		if len(w.reads) != want {
+			t.Errorf("after run %d the streams were read %d times, want %d", n, len(w.reads), want)
+		}
+	}
+	w.cfg.Keep = 0
+	clear(w.published)
+	if as(1); w.exists(0) {
+		t.Error("it is still there")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -271,6 +272,9 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 		return m.inTx(ctx, func(tx pgx.Tx) (err error) {
 			sealed.reset()
 			sealed.Made = p.Made
+			if sealed.Streams = maps.Clone(p.Streams); p.Sealed.IsZero() {
+				sealed.Streams = m.streams(s.Facts, s.Stream)
+			}
 			switch {
 			case p.Sealed.IsZero():
 				sealed.Stream = s.Stream // the one that its rows went to
@@ -289,6 +293,7 @@ func (m *Manager) seal(ctx context.Context, s *situation, p *Partition, step Ste
 			if sealed.Fence, err = outbox.ParseLSN(fence); err != nil {
 				return err
 			}
+			sealed.fenced()
 			if sealed.SealedSum, err = m.sum(ctx, tx, p); err != nil {
 				return err
 			}

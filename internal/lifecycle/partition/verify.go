@@ -65,7 +65,6 @@ func (m *Manager) verify(ctx context.Context, s *situation, p *Partition, step S
 	for {
 		everything := len(m.published.left) == 0
 		s.Stream = m.published.seen.Stream // the newest that is known of it
-		m.ofStream(s.Facts, p)
 		instead, missing, err := m.compare(ctx, s.Facts, p, everything)
 		switch {
 		case postgres.SQLState(err) == postgres.StateLockNotAvailable:
@@ -258,7 +257,7 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 			if m.cfg.ID == "" && !shown(&m.cfg, f, p) {
 				gone.count = found.Rows // the fence shows nothing of this stream, or its archive
 			} else if m.cfg.ID != "" {
-				if gone, err = m.unpublished(ctx, tx, p); err != nil {
+				if gone, err = m.unpublished(ctx, tx, f, p); err != nil {
 					return err
 				}
 			}
@@ -266,7 +265,7 @@ func (m *Manager) compare(ctx context.Context, f *Facts, p *Partition, everythin
 			case gone.count == 0 || m.accepts(gone, everything):
 				p.State, p.Verified, p.Stream = Verified, &found, m.published.seen.Stream
 				p.Accepted, p.Refused = gone.count, 0
-				if m.cfg.apart(p) {
+				if m.cfg.ID != "" && f.elsewhere(&m.cfg, p) {
 					if p.VerifiedBy == nil {
 						p.VerifiedBy = map[string]verifying{}
 					}
@@ -297,10 +296,11 @@ func (p *Partition) refuse(rows int64, slot string) {
 
 // unpublished looks for rows whose ids are in no message. Where retention has removed the oldest messages,
 // rows that are older than what is left are not missed in a partition that Outflow made: all of its rows came
-// by way of the WAL, and the fence shows that they were published.
-func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, p *Partition) (gone missing, err error) {
+// by way of the WAL, and the fence shows that they were published, unless that is of a former stream.
+func (m *Manager) unpublished(ctx context.Context, tx pgx.Tx, f *Facts, p *Partition) (gone missing,
+	err error) {
 	aged := "false"
-	if seen := m.published.seen; p.Made && seen.Removed {
+	if seen := m.published.seen; p.Made && seen.Removed && !f.former(p, m.cfg.Slot, f.Stream.Created) {
 		t, err := catalog.ReadTable(ctx, tx, p.Name)
 		if err != nil {
 			return gone, err

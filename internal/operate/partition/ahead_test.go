@@ -2,6 +2,7 @@ package partition
 
 import (
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	lifecycle "github.com/outflowhq/outflow/internal/lifecycle/partition"
+	"github.com/outflowhq/outflow/internal/operate/backfill"
 	"github.com/outflowhq/outflow/internal/operate/initialize"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -70,6 +72,38 @@ func TestPlanSaysThatApplyIsRefused(t *testing.T) {
 		outboxdb.WantFault(t, err, outbox.Fatal, "no_right")
 		if !noted() {
 			t.Errorf("%s: apply is refused, and plan does not say so", method)
+		}
+	}
+}
+
+// TestTheStreamsOfOthersAreKnown, by their records, as each knows its own.
+func TestTheStreamsOfOthersAreKnown(t *testing.T) {
+	t.Parallel()
+	ctx, quiet := outboxdb.Within(t), slog.New(slog.DiscardHandler)
+	db, nats := outboxdb.New(t, pgtest.Server(t)), natstest.Server(t).URL()
+	db.Exec(partitioned)
+	slots, all := []string{db.Slot, db.Slot + "_2"}, []lifecycle.Outside{}
+	t.Cleanup(func() { db.Exec("SELECT pg_drop_replication_slot($1)", slots[1]) })
+	for n := range 4 { // both are set up first
+		i := n % 2
+		cfg, err := config.Load(config.Args{"postgres.url": db.URL, "nats.url": nats, "slot": slots[i],
+			"stream": "OUTBOX_" + strconv.Itoa(i), "subject": "s" + strconv.Itoa(i) + ".{doc_id}",
+			"publication": slots[i], "table": "public.outbox", "columns.seq_key": ""}, nil)
+		must.Succeed(t, err)
+		if n < 2 {
+			must.Succeed(t, initialize.Run(ctx, cfg, quiet, func(string, ...any) {}, nil))
+			continue
+		}
+		l, err := backfill.Open(ctx, cfg, quiet)
+		must.Succeed(t, err)
+		defer l.Close()
+		o, err := (&command{cfg: cfg, l: l}).outside(ctx)
+		must.Succeed(t, err)
+		all = append(all, o)
+	}
+	for i, o := range all {
+		if was, of := o.Streams[slots[1-i]], all[1-i].Stream.Created; was.IsZero() || !was.Equal(of) {
+			t.Errorf("the stream of slot %s is of %v, not %v", slots[1-i], was, of)
 		}
 	}
 }

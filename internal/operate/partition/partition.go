@@ -204,9 +204,12 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	if err != nil {
 		return o, err
 	}
-	o.Readers = c.l.Readers(rd, others)
+	o.Readers, o.Streams = c.l.Readers(rd, others), map[string]time.Time{}
 	for _, other := range others {
 		r := other.Record
+		if r != nil {
+			o.Streams[other.Slot] = r.Created
+		}
 		if r != nil && apart(r.Mapping, c.l.Layout.Mapping) {
 			o.Apart = append(o.Apart, other.Slot)
 		}
