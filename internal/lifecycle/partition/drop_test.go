@@ -196,7 +196,9 @@ func TestARecordThatSaysRepairingKeepsEverything(t *testing.T) {
 	t.Parallel()
 	w := newSealed(t, 1)
 	w.confirm(w.Slot)
-	w.out.Repairing = "outflow repair --accept slot_missing"
+	w.cfg.Keep = time.Hour
+	w.apply()
+	w.cfg.Keep, w.out.Repairing = 0, "outflow repair --accept slot_missing"
 	wantWhy(t, w.apply(), 0, "outflow repair --accept slot_missing has not finished")
 	w.want(0, Verified)
 	// somebody made the stream anew: it is compared again
@@ -309,7 +311,6 @@ func TestAPlanSaysThatRowsWereNeverPublished(t *testing.T) {
 		w.insert(0, 5, true)
 		w.insert(0, 2, false)
 		w.cfg.Archive, w.out.Archive = archive, Reach{Last: 9, Complete: 1 << 60, Whole: 1 << 60}
-		w.out.Repairing = "outflow repair --accept slot_missing" // so that it stays
 		w.apply()
 		w.confirm(w.Slot)
 		if got := of(w.plan(), 0); got != "confirm" {
@@ -323,6 +324,7 @@ func TestAPlanSaysThatRowsWereNeverPublished(t *testing.T) {
 			t.Errorf("archive %v: it plans %s", archive, got)
 		}
 		w.o.AcceptUnpublished = 2
+		w.out.Repairing = "outflow repair --accept slot_missing" // so that it stays
 		w.apply()
 		w.o.AcceptUnpublished = 0
 		if got := of(w.plan(), 0); got == string(Refuse) {

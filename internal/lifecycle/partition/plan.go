@@ -356,7 +356,11 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		w.Clause = "shards"
 		return w
 	}
-	if name, why := m.fails(s.Facts, p, "server", "own slot", "shards", "slots"); why != "" {
+	first := []string{"server", "own slot", "shards", "slots"}
+	if p.State == Sealed { // a slot that a repair has made confirms what nobody has published yet
+		first = append(first, "repairing")
+	}
+	if name, why := m.fails(s.Facts, p, first...); why != "" {
 		w := step(Wait, "%s", why)
 		w.Clause = name
 		return w

@@ -247,3 +247,28 @@ func TestAVerifiedPartitionIsComparedWithANewStreamAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestTheSlotOfARepairThatHasNotFinishedConfirmsNothing: it was made behind the fence. If somebody gives the
+// repair up, by uninstall and init, nobody has read the rows.
+func TestTheSlotOfARepairThatHasNotFinishedConfirmsNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	w.insert(0, 5, false)
+	w.apply()
+	w.Exec("UPDATE outflow_partitions SET made = true WHERE name = $1", quoted("public", old(0)))
+	w.seen.Removed, w.seen.Oldest = true, time.Now()
+	w.out.Repairing = "outflow repair --accept slot_lost"
+	w.confirm(w.Slot)
+	wantWhy(t, w.apply(), 0, "has not finished")
+	w.want(0, Sealed)
+	w.out.Repairing = ""
+	w.anew(func() {})
+	for range 2 {
+		w.confirm(w.Slot)
+		if _, err := w.try(); !w.exists(0) {
+			t.Fatalf("it is gone: %v", err)
+		}
+	}
+	_, err := w.try()
+	wantFault(t, err, outbox.Gap, codeUnpublished)
+}

@@ -301,10 +301,10 @@ func TestWhatWasVerifiedByAnotherStreamIsFoundInThisOne(t *testing.T) {
 	w := newSealed(t, 1)
 	w.stored = day.AddDate(0, 1, 0)
 	w.confirm(w.Slot)
-	w.out.Repairing = "outflow repair"
+	w.cfg.Keep = time.Hour
 	w.apply()
 	w.want(0, Verified)
-	w.out.Repairing = ""
+	w.cfg.Keep = 0
 	w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
 	w.seen.Stream = w.out.Stream
 	if w.apply(); w.exists(0) || len(w.reads) != 4 {
