@@ -88,7 +88,11 @@ func (m *Manager) Apply(ctx context.Context) (steps []Step, err error) {
 			}
 			tried = false
 		}
-		for _, p := range s.all {
+		refusedLast := slices.Clone(s.all) // for these all is read, which may take longer than a run may
+		slices.SortStableFunc(refusedLast, func(p, q *Partition) int {
+			return cmp.Compare(min(p.Refused, 1), min(q.Refused, 1))
+		})
+		for _, p := range refusedLast {
 			if held[p.OID] {
 				continue
 			}

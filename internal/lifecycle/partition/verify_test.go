@@ -475,6 +475,38 @@ func TestARunThatCantReadEverythingLeavesTimeForOthers(t *testing.T) {
 	}
 }
 
+// TestWhatCantBeReadInOneRunKeepsNoOtherPartition, also of runs by cron or a person, which don't let it rest.
+func TestWhatCantBeReadInOneRunKeepsNoOtherPartition(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 2)
+	w.cfg.together = 1
+	w.insert(0, 1, false)
+	w.insert(1, 1, true)
+	w.apply()
+	w.confirm(w.Slot)
+	published := w.o.Published
+	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+		seen, err := published(ctx, in, add)
+		if in == (Period{}) {
+			<-ctx.Done()
+			err = ctx.Err()
+		}
+		return seen, err
+	}
+	for range 2 {
+		ctx, cancel := context.WithTimeout(outboxdb.Within(t), 5*time.Second)
+		defer cancel()
+		m := w.manager()
+		if _, err := m.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		m.Close()
+	}
+	if !w.exists(0) || w.exists(1) {
+		t.Errorf("the first one is there: %v; the other one is %s", w.exists(0), w.state(1))
+	}
+}
+
 // TestWhatWasRefusedByAClockThatWasAheadIsComparedAgain, and not when the time has come that it had shown.
 func TestWhatWasRefusedByAClockThatWasAheadIsComparedAgain(t *testing.T) {
 	t.Parallel()
