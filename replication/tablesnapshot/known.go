@@ -25,7 +25,7 @@ const KnownTable = "pg_temp.outflow_known"
 
 // LoadKnown tells the reader the ids of what is published, as the function of that name does. Call it once,
 // and before the snapshot that the reader takes is exported, which would not see them.
-func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(IDHash) error) error) error {
+func (r *Reader) LoadKnown(ctx context.Context, fill func(add func(...IDHash) error) error) error {
 	err := LoadKnown(ctx, r.conn, func() error { return nil }, fill)
 	r.known = err == nil
 	return err
@@ -40,15 +40,16 @@ const (
 )
 
 // LoadKnown makes [KnownTable] on a connection, or adds to it: fill calls add with the hash of each id that
-// is published. The server keeps them, so memory does not grow with them. fill may take its time, and leaves
-// the connection alone: what else is done over it does between, which is called between the statements.
+// is published; without any it says whether something has failed meanwhile. The server keeps them, so memory
+// does not grow with them. fill may take its time, and leaves the connection alone: what else is done over it
+// does between, which is called between the statements.
 func LoadKnown(ctx context.Context, conn *pgx.Conn, between func() error,
-	fill func(add func(IDHash) error) error) error {
+	fill func(add func(...IDHash) error) error) error {
 	return loadKnown(ctx, conn, knownBeat, between, fill)
 }
 
 func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, between func() error,
-	fill func(add func(IDHash) error) error) error {
+	fill func(add func(...IDHash) error) error) error {
 	_, err := conn.Exec(ctx, "CREATE TEMPORARY TABLE IF NOT EXISTS outflow_known (sum bytea NOT NULL)")
 	if err != nil {
 		return knownFault(err)
@@ -69,7 +70,7 @@ func loadKnown(ctx context.Context, conn *pgx.Conn, beat time.Duration, between 
 			}
 		}
 	}()
-	err = fill(func(id IDHash) error { return l.add(ctx, id) })
+	err = fill(func(ids ...IDHash) error { return l.add(ctx, ids) })
 	close(stop)
 	<-ended
 	if err == nil {
@@ -91,11 +92,13 @@ type loader struct {
 	err     error // that the server has refused something, or is gone
 }
 
-func (l *loader) add(ctx context.Context, id IDHash) error {
+func (l *loader) add(ctx context.Context, ids []IDHash) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ids = append(binary.BigEndian.AppendUint32(l.ids, uint32(len(id))), id[:]...)
-	if l.n++; l.n < knownBatch {
+	for _, id := range ids {
+		l.ids = append(binary.BigEndian.AppendUint32(l.ids, uint32(len(id))), id[:]...)
+	}
+	if l.n += len(ids); l.n < knownBatch {
 		return l.err
 	}
 	return l.flush(ctx)

@@ -45,7 +45,7 @@ func TestKnownRowsAreLeftOut(t *testing.T) {
 		r, err := OpenReader(within(t), d.cfg)
 		must.Succeed(t, err)
 		defer r.Close()
-		if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+		if err := r.LoadKnown(within(t), func(add func(...IDHash) error) error {
 			for _, id := range c.known {
 				if err := add(idSum(id)); err != nil {
 					return err
@@ -85,13 +85,13 @@ func TestAnErrorEndsTheReadingOfKnownRows(t *testing.T) {
 		return r
 	}
 	broken := errors.New("broken")
-	if err := open().LoadKnown(within(t), func(add func(IDHash) error) error {
+	if err := open().LoadKnown(within(t), func(add func(...IDHash) error) error {
 		return errors.Join(add(IDHash{}), broken)
 	}); !errors.Is(err, broken) {
 		t.Error(err)
 	}
 	r := open()
-	err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+	err := r.LoadKnown(within(t), func(add func(...IDHash) error) error {
 		for n := range 1_000_000 {
 			if n == 100_000 { // the server goes away in the middle
 				d.Exec(fmt.Sprintf("SELECT pg_terminate_backend(%d)", r.conn.PgConn().PID()))
@@ -118,7 +118,7 @@ func TestOneThatStopsWhileItLoadsLosesItsSession(t *testing.T) {
 	_, err = r.conn.Exec(within(t), "SET idle_session_timeout = 500")
 	must.Succeed(t, err)
 	pid := fmt.Sprint(r.conn.PgConn().PID())
-	err = loadKnown(within(t), r.conn, time.Hour, none, func(add func(IDHash) error) error {
+	err = loadKnown(within(t), r.conn, time.Hour, none, func(add func(...IDHash) error) error {
 		for range knownBatch + 1 {
 			must.Succeed(t, add(IDHash{}))
 		}
@@ -144,7 +144,8 @@ func TestIDsThatComeSlowlyAreWaitedFor(t *testing.T) {
 		return d.Text("SELECT state_change::text FROM pg_stat_activity WHERE pid = $1::text::int",
 			fmt.Sprint(r.conn.PgConn().PID()))
 	}
-	must.Succeed(t, loadKnown(within(t), r.conn, time.Millisecond, none, func(add func(IDHash) error) error {
+	must.Succeed(t, loadKnown(within(t), r.conn, time.Millisecond, none, func(add func(...IDHash) error,
+	) error {
 		for n := range 3 {
 			for range 2 { // one of them with the id
 				before := said()
@@ -238,7 +239,7 @@ func TestKnownRowsWaitForNoStandby(t *testing.T) {
 	r, err := OpenReader(within(t), d.cfg)
 	must.Succeed(t, err)
 	defer r.Close()
-	if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+	if err := r.LoadKnown(within(t), func(add func(...IDHash) error) error {
 		return add(idSum("1"))
 	}); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func TestAnOutboxMayHaveTheNameOfTheTemporaryTable(t *testing.T) {
 				r, err := OpenReader(within(t), cfg)
 				must.Succeed(t, err)
 				defer r.Close()
-				must.Succeed(t, r.LoadKnown(within(t), func(add func(IDHash) error) error {
+				must.Succeed(t, r.LoadKnown(within(t), func(add func(...IDHash) error) error {
 					return add(idSum("a"))
 				}))
 				snap, err := r.Snapshot(within(t), "")

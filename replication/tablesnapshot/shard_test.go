@@ -25,7 +25,7 @@ func TestASnapshotReadsTheRowsOfItsShardOnly(t *testing.T) {
 			c.Shard, c.ShardBy = relay.Shard{Index: k, Of: 2}, "doc_id"
 			r, err := OpenReader(within(t), c)
 			must.Succeed(t, err)
-			if err := r.LoadKnown(within(t), func(add func(IDHash) error) error {
+			if err := r.LoadKnown(within(t), func(add func(...IDHash) error) error {
 				return add(IDHash(outbox.HeaderIDSum("v=1 id=7 key=")))
 			}); err != nil {
 				t.Fatal(err)

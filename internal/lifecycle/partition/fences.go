@@ -411,9 +411,8 @@ func (m *Manager) compareFences(ctx context.Context, t *plain, id catalog.Column
 		return gone, nil
 	}
 	if m.published == nil { // nobody is known to have them
-		err = tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(func(tablesnapshot.IDHash) error) error {
-			return nil
-		})
+		none := func(func(...tablesnapshot.IDHash) error) error { return nil }
+		err = tablesnapshot.LoadKnown(ctx, m.conn, m.between, none)
 		if err != nil {
 			return gone, err
 		}

@@ -57,7 +57,7 @@ func compareHashes(a, b hash) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.C
 func (p *published) has(q *Partition) bool { return p != nil && slices.Contains(p.of, q) }
 
 // add adds an id, by insert if it goes to the table.
-func (p *published) add(id [16]byte, most int, insert func(tablesnapshot.IDHash) error) error {
+func (p *published) add(id [16]byte, most int, insert func(...tablesnapshot.IDHash) error) error {
 	if p.in == inTable {
 		return insert(id)
 	}
@@ -102,9 +102,15 @@ func (m *Manager) whole([16]byte) bool { return m.cfg.ID != "" }
 func (m *Manager) readIDs(ctx context.Context, in Period, wanted func(id [16]byte) bool) error {
 	p, first := m.published, m.published.seen.Stream
 	m.published = nil // unless all goes well
-	err := tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(insert func(tablesnapshot.IDHash) error) (
+	err := tablesnapshot.LoadKnown(ctx, m.conn, m.between, func(insert func(...tablesnapshot.IDHash) error) (
 		err error) {
+		n := 0
 		p.seen, err = m.o.Published(ctx, in, func(id [16]byte) error {
+			if n++; n%fetched == 0 { // what is kept in memory, or not wanted, is not sent
+				if err := insert(); err != nil {
+					return err
+				}
+			}
 			if !wanted(id) {
 				return nil
 			}

@@ -217,3 +217,28 @@ func TestARunLooksAgainOnlyAfterItDidSomething(t *testing.T) {
 		t.Error("the partition is still there")
 	}
 }
+
+// TestALostConnectionEndsTheReading also of ids that are kept in memory: hours of it may lie ahead.
+func TestALostConnectionEndsTheReading(t *testing.T) {
+	t.Parallel()
+	w := newSealed(t, 1)
+	w.confirm(w.Slot)
+	var m *Manager
+	within := outboxdb.Within(t)
+	w.o.Published = func(_ context.Context, _ Period, add func([16]byte) error) (_ Seen, err error) {
+		w.Exec("SELECT pg_terminate_backend($1::text::int)", fmt.Sprint(m.conn.PgConn().PID()))
+		for n := 0; err == nil && within.Err() == nil; n++ {
+			if err = add([16]byte{}); n%fetched == 0 {
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		if within.Err() != nil {
+			t.Error("it does not notice")
+		}
+		return w.seen, err
+	}
+	m = w.manager()
+	if _, err := m.Apply(within); err == nil {
+		t.Error("it goes on")
+	}
+}

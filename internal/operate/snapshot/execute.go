@@ -170,7 +170,7 @@ func (s *snapshot) reader(
 	}
 	progress.Step(ctx, "stream %s has %s of a snapshot that did not finish: reading their ids",
 		s.cfg.Stream, units.Of(rd.Stream.Messages, "message"))
-	err = reader.LoadKnown(ctx, func(add func(tablesnapshot.IDHash) error) error {
+	err = reader.LoadKnown(ctx, func(add func(...tablesnapshot.IDHash) error) error {
 		return l.Messages(ctx, 1, rd.Stream.NewestSeq, func(m backfill.Message) error {
 			newest = m.Stored
 			h, err := outbox.ParseHeader(m.Header)
