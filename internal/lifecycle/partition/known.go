@@ -29,8 +29,13 @@ const (
 	inTable where = true
 )
 
-// maxInMemory is how many ids there are in memory at most, 128 MiB. If there are more, they go to the table.
-const maxInMemory = 8 << 20
+// maxInMemory is how many ids there are in memory at most, 128 MiB, and twice that while they are put in one
+// list to be sorted. If there are more, they go to the table. They come in parts of partInMemory: a list that
+// grows is copied, which took four times as much for a moment.
+const (
+	maxInMemory  = 8 << 20
+	partInMemory = 1 << 16
+)
 
 // published is what was read of the stream.
 type published struct {
@@ -40,8 +45,8 @@ type published struct {
 	seen    Seen
 
 	in     where
-	hashes []hash // in memory
-	sorted bool   // they are
+	hashes []hash   // in memory, sorted
+	more   [][]hash // likewise, those that came behind them
 }
 
 // hash is that of an id, as two numbers, which are compared faster than bytes.
@@ -61,26 +66,32 @@ func (p *published) add(id [16]byte, most int, insert func(...tablesnapshot.IDHa
 	if p.in == inTable {
 		return insert(id)
 	}
-	p.hashes, p.sorted = append(p.hashes, hashOf(id)), false
-	if len(p.hashes) <= most {
+	last := len(p.more) - 1
+	if last < 0 || len(p.more[last]) == partInMemory {
+		p.more, last = append(p.more, make([]hash, 0, partInMemory)), last+1
+	}
+	p.more[last] = append(p.more[last], hashOf(id))
+	if len(p.hashes)+last*partInMemory+len(p.more[last]) <= most {
 		return nil
 	}
-	for _, h := range p.hashes {
-		binary.BigEndian.PutUint64(id[:8], h[0])
-		binary.BigEndian.PutUint64(id[8:], h[1])
-		if err := insert(id); err != nil {
-			return err
+	for _, part := range append(p.more, p.hashes) {
+		for _, h := range part {
+			binary.BigEndian.PutUint64(id[:8], h[0])
+			binary.BigEndian.PutUint64(id[8:], h[1])
+			if err := insert(id); err != nil {
+				return err
+			}
 		}
 	}
-	p.in, p.hashes = inTable, nil
+	p.in, p.hashes, p.more = inTable, nil, nil
 	return nil
 }
 
 // knows reports whether an id in memory is one of a hash.
 func (p *published) knows(id [16]byte) bool {
-	if !p.sorted {
+	if len(p.more) > 0 {
+		p.hashes, p.more = slices.Concat(append(p.more, p.hashes)...), nil
 		slices.SortFunc(p.hashes, compareHashes)
-		p.sorted = true
 	}
 	_, found := slices.BinarySearchFunc(p.hashes, hashOf(id), compareHashes)
 	return found
