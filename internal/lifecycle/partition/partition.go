@@ -97,7 +97,7 @@ type Manager struct {
 	published *published   // nil: the stream was not read yet
 	began     time.Time    // when this run did
 	between   func() error // what is done while something is read that takes its time
-	locked    func()       // ends what is shown: that a lock is waited for
+	locked    func()       // ends what is shown, if anything is: that a lock is waited for
 	o         Options
 
 	now func() time.Time // by which is counted how long transactions are waited for
@@ -143,7 +143,8 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, conn: conn, o: o, now: time.Now, between: func() error { return nil }}
+	m := &Manager{cfg: cfg, conn: conn, o: o, now: time.Now, between: func() error { return nil },
+		locked: func() {}}
 	defer func() {
 		if err != nil {
 			m.Close()

@@ -118,6 +118,8 @@ func TestACompareThatStopsLetsItsLockGo(t *testing.T) {
 	m.published = &published{}
 	must.Succeed(t, m.inTx(outboxdb.Within(t), func(tx pgx.Tx) error {
 		p := &Partition{Name: quoted("public", old(0))}
+		// also where nobody is told that it is waited for
+		wantFault(t, m.lock(outboxdb.Within(t), tx, p, "SHARE"), outbox.Fatal, codeTaken)
 		return m.unknownRows(outboxdb.Within(t), tx, p, "false", func(unknownRow) {
 			if n++; n > 1 {
 				return
