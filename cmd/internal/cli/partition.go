@@ -16,6 +16,15 @@ import (
 // partitionTimeout is far above what a run takes that finds much to do.
 const partitionTimeout = 6 * time.Hour
 
+// limited is the context of a run. Who accepts rows waits until all is read, whatever that takes: in no other
+// way would they ever go.
+func limited(ctx context.Context, o partition.Options) (context.Context, context.CancelFunc) {
+	if o.AcceptUnpublished > 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, partitionTimeout)
+}
+
 func (a *App) partitionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "partition",
@@ -84,7 +93,7 @@ if a lock was not to be had, a server was lost, or another run is at it: run it 
 }
 
 func (a *App) partition(ctx context.Context, cfg config.Config, o partition.Options, asJSON bool) error {
-	ctx, cancel := context.WithTimeout(ctx, partitionTimeout)
+	ctx, cancel := limited(ctx, o)
 	defer cancel()
 	if a.faults != nil {
 		o.Hit = a.faults.Hit

@@ -21,6 +21,7 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/operate/maintain"
+	"github.com/outflowhq/outflow/internal/operate/partition"
 	"github.com/outflowhq/outflow/internal/relay"
 	"github.com/outflowhq/outflow/outbox"
 	"github.com/outflowhq/outflow/pipeline"
@@ -89,5 +90,18 @@ func TestABacklogOfTheArchiveKeepsNoPartitionFromBeingMade(t *testing.T) {
 	end()
 	if err := <-ended; !maintain.Ended(ctx, err) {
 		t.Error(err)
+	}
+}
+
+// TestWhoAcceptsRowsHasAllTheTimeThatIsNeeded, because everything has to be read before; a run by cron has
+// not.
+func TestWhoAcceptsRowsHasAllTheTimeThatIsNeeded(t *testing.T) {
+	t.Parallel()
+	for accept, want := range map[int64]bool{0: true, 5: false} {
+		ctx, cancel := limited(t.Context(), partition.Options{Apply: true, AcceptUnpublished: accept})
+		defer cancel()
+		if _, has := ctx.Deadline(); has != want {
+			t.Errorf("who accepts %d rows has a limit: %v", accept, has)
+		}
 	}
 }
