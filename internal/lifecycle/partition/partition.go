@@ -55,7 +55,7 @@ type Partition struct {
 	VerifiedBy map[string]verifying // by slots, what each has verified, where several read the table
 	came       State                // how far an earlier run had come, of which this one does a part again
 	Stream     Stream
-	Streams    map[string]verifying // by slots, those there were when the fence was set
+	Streams    map[string]verifying // by slots, those there were when the fence was set, and confirmed
 	Inserts    *int64               // Written, as it was last seen to change
 	QuietSince time.Time
 	Sealed     time.Time

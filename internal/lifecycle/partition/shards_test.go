@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/outboxdb"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
 )
@@ -326,8 +327,8 @@ func TestAPartitionGoesWhenEachShardHasComparedIt(t *testing.T) {
 func TestAFenceShowsNothingOfAnotherOnesFormerStream(t *testing.T) {
 	t.Parallel()
 	for _, whole := range []bool{false, true} {
-		for _, what := range []string{"a new stream", "set up later", "upgraded", "of an older version",
-			"the same"} {
+		for _, what := range []string{"a new stream", "set up later", "uninstalled for a while", "upgraded",
+			"of an older version", "the same"} {
 			for _, first := range []int{0, 1} {
 				w := newWorld(t, pgtest.Server(t), 1)
 				shard, slots, anew := w.shards(), []string{w.Slot, w.Slot + "_2"}, time.Duration(0)
@@ -361,6 +362,13 @@ func TestAFenceShowsNothingOfAnotherOnesFormerStream(t *testing.T) {
 					anew = time.Minute
 				case "set up later":
 					w.Exec("UPDATE outflow_partitions SET streams = streams - $1::text", slots[1])
+				case "uninstalled for a while":
+					w.Exec("SELECT pg_drop_replication_slot($1)", slots[1])
+					w.out.Readers, w.out.Streams = Readers{}, nil
+					w.confirm(slots[0])
+					w.apply()
+					w.slot(slots[1])
+					must.Succeed(t, w.manager().Forget(outboxdb.Within(t)))
 				case "upgraded":
 					w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
 					must.Succeed(t, as(0))

@@ -65,6 +65,11 @@ func (m *Manager) do(ctx context.Context, s *situation, p *Partition, step Step)
 		return m.seal(ctx, s, p, step)
 	case Confirm:
 		p.State = Durable
+		for slot := range p.Streams {
+			if !s.has(slot) { // it has not
+				p.Streams[slot] = verifying{Fence: p.Fence}
+			}
+		}
 		err = m.note(ctx, m.conn, p)
 		m.o.Hit("partition.durable")
 	case Archive:
