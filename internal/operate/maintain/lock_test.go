@@ -99,6 +99,34 @@ func TestOneThatIsStoppedLosesTheLock(t *testing.T) {
 	}
 }
 
+// TestOneThatIsStoppedSaysSoWhoeverFindsOut: when it wakes up, it reports to PostgreSQL before it looks for
+// work.
+func TestOneThatIsStoppedSaysSoWhoeverFindsOut(t *testing.T) {
+	t.Parallel()
+	c, log := config(t, pgtest.Database(t, pgtest.Server(t)))
+	c.beat = 50 * time.Millisecond
+	l := &lock{c: c}
+	defer l.close()
+	must.Succeed(t, l.hold(t.Context()))
+	_, err := l.conn.Exec(t.Context(), "SET idle_session_timeout = '1ms'")
+	must.Succeed(t, err)
+	stop := l.keep(t.Context())
+	await.Until(t, "it has reported in vain", func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !l.conn.IsClosed() {
+			return errors.New("its session goes on")
+		}
+		return nil
+	})
+	stop()
+	must.Succeed(t, l.hold(t.Context()))
+	if !strings.Contains(log.String(), "was stopped, or cut off") ||
+		strings.Contains(log.String(), "can't be reached") {
+		t.Errorf("it said:\n%s", log)
+	}
+}
+
 // TestOneThatWorksKeepsTheLock: however long a part takes, PostgreSQL hears of it.
 func TestOneThatWorksKeepsTheLock(t *testing.T) {
 	t.Parallel()

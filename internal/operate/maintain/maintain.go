@@ -196,8 +196,9 @@ type lock struct {
 	said    string
 	worked  bool // it had the lock, so the set-up works
 
-	mu   sync.Mutex // of the connection; the loop alone sets what follows
-	conn *pgx.Conn  // nil: there is none
+	mu   sync.Mutex // of what follows
+	lost error      // by which keep has found the connection broken; nil: it has not
+	conn *pgx.Conn  // nil: there is none; the loop alone sets this, and whether it has the lock
 	held bool
 }
 
@@ -212,7 +213,9 @@ func (l *lock) keep(ctx context.Context) (stop func()) {
 			l.mu.Lock()
 			if l.held {
 				limited, cancel := context.WithTimeout(ctx, answer)
-				_ = l.conn.Ping(limited) // if this fails, the loop finds the connection broken
+				if err := l.conn.Ping(limited); err != nil && l.lost == nil { // the loop opens another one
+					l.lost = err
+				}
 				cancel()
 			}
 			l.mu.Unlock()
@@ -300,6 +303,9 @@ func (l *lock) try(ctx context.Context) (who string, err error) {
 	if err == nil && !l.held {
 		who, err = l.holder(ctx)
 	}
+	if err != nil && l.lost != nil { // since then it says no more than that it is closed
+		err = l.lost
+	}
 	if err != nil {
 		return "", fmt.Errorf("take the advisory lock of outflow maintain: %w", err)
 	}
@@ -328,7 +334,7 @@ func (l *lock) close() {
 	if l.conn != nil {
 		postgres.Close(l.conn)
 	}
-	l.conn, l.held = nil, false
+	l.conn, l.held, l.lost = nil, false, nil
 }
 
 // Ended reports whether an error only says that the context has ended.
