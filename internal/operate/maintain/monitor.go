@@ -35,7 +35,10 @@ type Monitor struct {
 	since      time.Time
 	limit      time.Duration // how long it may last, if the loop goes round
 	waitsFor   string        // who has the lock, where this one stands by
-	unsaved    string        // that it was said of
+
+	// The loop's alone.
+	unread  bool   // what the process before has left could not be read
+	unsaved string // that it was said of
 }
 
 // The states of a process, beside the part that it runs.
@@ -72,7 +75,8 @@ func (m *Monitor) set(state, waitsFor string, limit time.Duration) {
 	m.limit = limit
 }
 
-// begin takes over what the process before has left: it may be this one.
+// begin takes over what the process before has left: it may be this one. Where that can't be read, this one
+// goes on with what it knows itself, and takes it over at the end of a round.
 func (m *Monitor) begin(ctx context.Context, c *Config, once bool) {
 	if m == nil {
 		return
@@ -80,8 +84,9 @@ func (m *Monitor) begin(ctx context.Context, c *Config, once bool) {
 	limited, cancel := context.WithTimeout(ctx, saving)
 	defer cancel()
 	before, err := m.Load(limited)
-	if err != nil || before == nil { // the next round says that NATS is away
-		before = &watch.Maintained{}
+	if m.unread = err != nil; m.unread || before == nil { // the next round says that NATS is away
+		own := m.Maintained()
+		before = &own
 	}
 	doc := *before
 	doc.Host, doc.PID, doc.Version, doc.Once, doc.Interval = m.Host, m.PID, m.Version, once, c.Every
@@ -111,6 +116,32 @@ func (m *Monitor) begin(ctx context.Context, c *Config, once bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.doc = doc
+}
+
+// takeOver adds what the process before has left to what this one has found out meanwhile.
+func (m *Monitor) takeOver(before *watch.Maintained) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.doc.Parts {
+		p := &m.doc.Parts[i]
+		b := before.Part(p.Name)
+		switch {
+		case b == nil || !p.Succeeded.IsZero():
+		case p.Failing.IsZero(): // it was not run
+			*p = *b
+		default:
+			p.Succeeded = b.Succeeded
+			if !b.Failing.IsZero() { // it has not worked since
+				p.Failing = b.Failing
+			}
+		}
+	}
+	if m.doc.Archive == nil && m.doc.Part("archive") != nil {
+		m.doc.Archive = before.Archive
+	}
+	if m.doc.Kept == nil && m.doc.Part("stream") != nil {
+		m.doc.Kept = before.Kept
+	}
 }
 
 // run runs a part.
@@ -156,19 +187,24 @@ func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) {
 			m.mu.Unlock()
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, saving)
+	defer cancel()
+	if m.unread {
+		if before, err := m.Load(ctx); err == nil && before != nil {
+			m.takeOver(before)
+		}
+	}
 	m.mu.Lock()
 	m.doc.At = time.Now()
 	m.mu.Unlock()
 	doc := m.Maintained()
-	ctx, cancel := context.WithTimeout(ctx, saving)
-	defer cancel()
 	said := ""
 	if err := m.Save(ctx, &doc); err != nil {
 		if said = err.Error(); said != m.unsaved {
 			m.Log.Warn("the status page can't be told what outflow maintain does", "err", err)
 		}
 	}
-	m.unsaved = said
+	m.unread, m.unsaved = m.unread && said != "", said
 }
 
 // Maintained is what is known. It is the caller's.

@@ -1,0 +1,71 @@
+package maintain
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/outbox"
+)
+
+// TestSinceWhenAPartFailsIsKnownThoughNATSWasAway: a process that begins while what the one before has left
+// can't be read takes that over later, and one that begins again keeps what it knows itself.
+func TestSinceWhenAPartFailsIsKnownThoughNATSWasAway(t *testing.T) {
+	t.Parallel()
+	since := time.Now().Add(-time.Hour)
+	worked := since.Add(-time.Hour)
+	left := &watch.Maintained{Archive: &watch.Archived{Sequence: 7, Oldest: since},
+		Parts: []watch.MaintainPart{
+			{Name: "archive", Succeeded: worked, Failing: since, Code: "archive_gap"},
+			{Name: "partition", Succeeded: worked, Failing: since, Code: "no_right"},
+			{Name: "stream", Succeeded: worked},
+		}}
+	away := errors.New("no servers available for connection")
+	m := &Monitor{Log: slog.New(slog.DiscardHandler),
+		Load: func(context.Context) (*watch.Maintained, error) {
+			if away != nil {
+				return nil, away
+			}
+			return left, nil
+		},
+		Save: func(_ context.Context, doc *watch.Maintained) error {
+			if away == nil {
+				left = doc
+			}
+			return away
+		}}
+	part := func(name string, err error) Part {
+		return Part{Name: name, Run: func(context.Context, *watch.Maintained) error { return err }}
+	}
+	c := &Config{Every: time.Minute, Parts: []Part{
+		part("archive", failing(outbox.Gap, "archive_gap")), part("partition", nil),
+		part("stream", errors.New("no servers available for connection"))}}
+	round := func() {
+		for _, p := range c.Parts {
+			_ = m.run(t.Context(), p) // it is noted
+		}
+		m.end(t.Context(), nil)
+	}
+	m.begin(t.Context(), c, false)
+	round()
+	away = nil
+	round()
+	knows := func(when string, doc *watch.Maintained) {
+		t.Helper()
+		archive, partition, stream := doc.Part("archive"), doc.Part("partition"), doc.Part("stream")
+		if !archive.Failing.Equal(since) || !archive.Succeeded.Equal(worked) ||
+			archive.Code != "archive_gap" || !partition.Failing.IsZero() ||
+			!partition.Succeeded.After(since) || !stream.Succeeded.Equal(worked) ||
+			!stream.Failing.After(since) || doc.Archive == nil || doc.Archive.Sequence != 7 {
+			t.Errorf("%s it knows %+v, archive %+v", when, doc.Parts, doc.Archive)
+		}
+	}
+	knows("when NATS is back", left)
+	away = errors.New("timeout")
+	m.begin(t.Context(), c, false) // PostgreSQL was restarted meanwhile
+	doc := m.Maintained()
+	knows("while NATS is away once more", &doc)
+}
