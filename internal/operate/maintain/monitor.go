@@ -50,7 +50,7 @@ const (
 )
 
 const (
-	saving  = 5 * time.Second // to load, or to save
+	saving  = 5 * time.Second // to load, to look, or to save
 	longest = 25 * time.Hour  // a part takes less
 )
 
@@ -178,7 +178,9 @@ func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) {
 		return
 	}
 	if m.Survey != nil && conn != nil {
-		found, err := watch.ReadPartitions(ctx, conn, m.Survey)
+		limited, cancel := context.WithTimeout(ctx, saving) // the connection's other user waits
+		found, err := watch.ReadPartitions(limited, conn, m.Survey)
+		cancel()
 		if err != nil {
 			m.Log.Debug("the outbox's partitions can't be read", "err", err)
 		} else {

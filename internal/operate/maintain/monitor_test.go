@@ -8,7 +8,10 @@ import (
 	"time"
 
 	"github.com/outflowhq/outflow/internal/app/watch"
+	"github.com/outflowhq/outflow/internal/lab/must"
+	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/outbox"
+	"github.com/outflowhq/outflow/replication/catalog"
 )
 
 // TestSinceWhenAPartFailsIsKnownThoughNATSWasAway: a process that begins while what the one before has left
@@ -68,4 +71,23 @@ func TestSinceWhenAPartFailsIsKnownThoughNATSWasAway(t *testing.T) {
 	m.begin(t.Context(), c, false) // PostgreSQL was restarted meanwhile
 	doc := m.Maintained()
 	knows("while NATS is away once more", &doc)
+}
+
+// TestAServerThatDoesNotAnswerDoesNotHoldTheLoop: between rounds the partitions are looked at over the
+// connection that has the lock, and who keeps that waits for it.
+func TestAServerThatDoesNotAnswerDoesNotHoldTheLoop(t *testing.T) {
+	t.Parallel()
+	c, _ := config(t, pgtest.Database(t, pgtest.Server(t)))
+	l := &lock{c: c}
+	defer l.close()
+	must.Succeed(t, l.hold(t.Context()))
+	bounded := false
+	c.Monitor.Survey = func(ctx context.Context, _ catalog.Querier) (p watch.Partitions, err error) {
+		_, bounded = ctx.Deadline()
+		return p, errors.New("no answer")
+	}
+	c.Monitor.end(t.Context(), l.conn)
+	if !bounded {
+		t.Error("it is waited for without a bound")
+	}
 }
