@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,8 +27,12 @@ import (
 	"github.com/outflowhq/outflow/internal/lab/process"
 )
 
-// patience is how long a condition may take that should hold in a moment.
-const patience = 3 * time.Minute
+// patience is how long a condition may take that should hold in a moment. After quiet without a line it is
+// said what is waited for.
+const (
+	patience = 3 * time.Minute
+	quiet    = time.Second
+)
 
 // Options say what stands on the stage.
 type Options struct {
@@ -52,6 +57,7 @@ type Stage struct {
 	nats   *natsserver.Server
 	conn   *nats.Conn
 	actors []*Actor
+	said   atomic.Int64 // when the last line was printed
 }
 
 // Raise starts the servers, makes the tables and runs outflow init.
@@ -181,7 +187,7 @@ func answers(ctx context.Context, url string) error {
 	return nil
 }
 
-// Until waits until check returns nil.
+// Until waits until check returns nil, and says now and then that it waits.
 func (s *Stage) Until(ctx context.Context, what string, check func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -197,6 +203,14 @@ func (s *Stage) Until(ctx context.Context, what string, check func(context.Conte
 		if limited.Err() == nil || last == nil {
 			last = err
 		}
+		if at := s.said.Load(); time.Since(time.Unix(0, at)) >= quiet &&
+			s.said.CompareAndSwap(at, time.Now().UnixNano()) { // of several that wait one says so
+			why := ": " + last.Error()
+			if strings.Contains(why, "\n") { // all that a program has printed
+				why = ""
+			}
+			s.Say("           until %s%s", what, why)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -208,7 +222,10 @@ func (s *Stage) Until(ctx context.Context, what string, check func(context.Conte
 }
 
 // Say prints a line.
-func (s *Stage) Say(format string, args ...any) { fmt.Fprintf(s.opt.Out, format+"\n", args...) }
+func (s *Stage) Say(format string, args ...any) {
+	s.said.Store(time.Now().UnixNano())
+	fmt.Fprintf(s.opt.Out, format+"\n", args...)
+}
 
 // Close ends everything and removes it.
 func (s *Stage) Close() error {

@@ -21,7 +21,7 @@ func (p *play) forget(ctx context.Context, v *verdict) error {
 			return err
 		}
 		_, err := p.Command(ctx, "erase", "--doc", forgotten, "--request", "demo", "--copy", pastStream,
-			"--wait", "1s", "--yes")
+			"--wait", "500ms", "--yes")
 		return err
 	}); err != nil {
 		return err
