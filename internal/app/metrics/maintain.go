@@ -55,9 +55,10 @@ var (
 
 	partitionsAhead = describe("partitions_ahead", "Partitions of the outbox that begin later than now "+
 		"(than 14 hours from now, where Outflow makes those of a column without a time zone), up to the "+
-		"first range that has none. No series where Outflow does not make them.")
+		"first range that has none. No series where there is no table outflow_partitions.")
 	partitionsEnd = describe("partitions_end_timestamp_seconds", "Where the last of the outbox's partitions "+
-		"ends: a row of that time or later is refused. No series where Outflow does not make them.")
+		"ends: a row of that time or later is refused, or goes to the default partition. No series where "+
+		"there is no table outflow_partitions.")
 	rowsBlocked = describe("rows_blocked_since_timestamp_seconds", "Since when old rows of the outbox wait "+
 		"for a replication slot, by its name: it has not confirmed their fence. At most 10 slots. No series "+
 		"for one that is waited for by none.", "by")
