@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/outbox"
@@ -56,4 +58,23 @@ func TestTheLastEndIsKnownUntilTheRecordIsWritten(t *testing.T) {
 	}
 	save(ctx, t, s, record(at(0x2000, 3, 0)), revision)
 	last("")
+}
+
+// TestWhatMaintainSaidIsRemovedByHand as the hint of maintain_absent says: nobody is to maintain any more.
+func TestWhatMaintainSaidIsRemovedByHand(t *testing.T) {
+	t.Parallel()
+	ctx, nc, s := bucket(t)
+	ensure(ctx, t, s)
+	must.Succeed(t, s.SaveMaintained(ctx, []byte("{}")))
+	if doc, _, err := s.Maintained(ctx); err != nil || string(doc) != "{}" {
+		t.Fatalf("%q, %v", doc, err)
+	}
+	js, err := jetstream.New(nc)
+	must.Succeed(t, err)
+	kv, err := js.KeyValue(ctx, Bucket(s.cfg.Stream))
+	must.Succeed(t, err)
+	must.Succeed(t, kv.Delete(ctx, "maintained."+s.cfg.Slot)) // as nats kv del does
+	if doc, _, err := s.Maintained(ctx); err != nil || doc != nil {
+		t.Errorf("%q, %v", doc, err)
+	}
 }

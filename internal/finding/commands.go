@@ -87,7 +87,9 @@ var commands = []Finding{
 	{Code: "maintain_absent", Severity: Warning,
 		Title: "Nobody runs outflow maintain any more",
 		Hint: "Start it again: nothing is archived, no partitions are made, and nothing leaves table or " +
-			"stream. It looks at least every maintain.every; from cron, as often as before.",
+			"stream. It looks at least every maintain.every; from cron, as often as before. Shall nobody " +
+			"maintain any more? `nats kv del` removes key maintained.SLOT of the bucket outflow-STREAM, " +
+			"and with it this finding.",
 		Runbook: "[Maintain](maintain.md)."},
 	{Code: "maintain_failing", Severity: Warning,
 		Title: "A part of outflow maintain fails",
