@@ -16,6 +16,7 @@
 //
 // The points lie around the calls between the pipeline and what it is connected to:
 //
+//	memory    the newest counters of the stream are read, in gap mode
 //	start     the stream is started
 //	publisher the session has read where the stream ends, and begins to publish behind it
 //	publish   a message is handed to the publisher
@@ -23,9 +24,12 @@
 //	ack       an acknowledgement was read, and the pipeline does not know yet
 //	record    the checkpoint record is stored; after: it is, and the pipeline does not know yet
 //	confirm   a new LSN is handed over to be confirmed
-//	heartbeat      a heartbeat is written into the WAL
+//	tick      a heartbeat is written into the WAL
 //	change    a change of settings is written into the WAL
 //	spill     before: a scratch file is made; after: something was written to it for the first time
+//
+// Those of outflow uninstall come before what they name is removed: uninstall.function, .slot, .publication,
+// .stream, .record and .bucket.
 //
 // Those of outflow init --snapshot are steps, in this order:
 //
