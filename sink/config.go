@@ -15,7 +15,7 @@ import (
 // The defaults and limits of a [Config].
 const (
 	DefaultMaxPayload = 1 << 20
-	MinMaxPayload     = 1 << 10 // so that a dead letter always fits
+	minMaxPayload     = 1 << 10 // so that a dead letter always fits
 
 	maxHeaders = 16 << 10 // bytes of the mapped headers
 	overhead   = 128      // bytes that a message counts for the protocol's headers, whatever they take
@@ -57,7 +57,7 @@ type Config struct {
 	DeadLetterSubject string // default <stream>.dead_letter
 	// DeadLettered is called, from Publish, for each dead letter that is made; nil: it is not called.
 	DeadLettered func(Reason)
-	// bytes that a message may count; default DefaultMaxPayload, at least MinMaxPayload
+	// bytes that a message may count; default DefaultMaxPayload, at least minMaxPayload
 	MaxPayload int
 	MsgID      bool // set Nats-Msg-Id to the position
 	// Home is cluster.id of the cluster whose events these are, where clusters publish for one another: each
@@ -156,9 +156,9 @@ func (c Config) Validate() error {
 		return usage("stream", fmt.Sprintf("stream %q: not a name of 1 to 255 letters, digits, _ and -",
 			c.Stream), "Choose another name.")
 	}
-	if c.MaxPayload < MinMaxPayload {
+	if c.MaxPayload < minMaxPayload {
 		return usage("max_payload", fmt.Sprintf("sink.max_payload %d: below %d bytes", c.MaxPayload,
-			MinMaxPayload), "Raise it.")
+			minMaxPayload), "Raise it.")
 	}
 	_, err := newEncoder(c)
 	return err

@@ -197,13 +197,13 @@ func TestADeadLetterHasTheseBytes(t *testing.T) {
 // A restart reads from the stream what gap mode remembers: from dead letters as from all others.
 func TestGapModesCounterStandsInEventsAndDeadLetters(t *testing.T) {
 	t.Parallel()
-	enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: MinMaxPayload})
+	enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: minMaxPayload})
 	g := event(3, "doc 1", []byte("{}"))
 	g.h.Sort, g.h.Counter = outbox.ByGap, outbox.Counter{Sequence: 255, First: 41, Span: 3, Late: true}
 	const want = " sort=g id=id key=k q=00000000000000ff c=41 span=3 late=1\r\n"
 	for _, tooLarge := range []bool{false, true} {
 		if tooLarge {
-			size(&g.e, MinMaxPayload)
+			size(&g.e, minMaxPayload)
 		}
 		var m message
 		if r := enc.encode(&m, &g.e, &g.h, 41); (r == TooLarge) != tooLarge {
@@ -222,7 +222,7 @@ func TestGapModesCounterStandsInEventsAndDeadLetters(t *testing.T) {
 func TestADeadLetterFitsIntoAnyLimit(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x01", 5000)
-	for limit := MinMaxPayload; limit < 8<<10; limit += 37 {
+	for limit := minMaxPayload; limit < 8<<10; limit += 37 {
 		home := limit % 2 * outbox.MaxCluster
 		enc := testEncoder(t, Config{DeadLetter: true, MaxPayload: limit, MsgID: true, Home: home})
 		g := event(0, long, nil)

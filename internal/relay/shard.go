@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// MaxShards is the greatest number of shards that a table can be divided into: each takes a slot, and decodes
+// maxShards is the greatest number of shards that a table can be divided into: each takes a slot, and decodes
 // the whole WAL.
-const MaxShards = 64
+const maxShards = 64
 
 // Shard says which part of the table's rows is published: of Of parts the one with number Index, by a hash of
 // the document. The zero value is the whole table.
 type Shard struct {
 	Index int // from 0 to Of-1
-	Of    int // 1 to MaxShards; 0: the table is not divided
+	Of    int // 1 to maxShards; 0: the table is not divided
 }
 
 // ParseShard reads "k/n", such as 0/4, or "".
@@ -29,12 +29,12 @@ func ParseShard(s string) (Shard, error) {
 		sh.Of, err = strconv.Atoi(of)
 	}
 	if err != nil || !sh.valid() || sh.String() != s {
-		return Shard{}, fmt.Errorf("shard %q: want k/n, n from 1 to %d and k from 0 to n-1", s, MaxShards)
+		return Shard{}, fmt.Errorf("shard %q: want k/n, n from 1 to %d and k from 0 to n-1", s, maxShards)
 	}
 	return sh, nil
 }
 
-func (s Shard) valid() bool { return s.Of >= 1 && s.Of <= MaxShards && s.Index >= 0 && s.Index < s.Of }
+func (s Shard) valid() bool { return s.Of >= 1 && s.Of <= maxShards && s.Index >= 0 && s.Index < s.Of }
 
 // Whole reports whether the table is not divided.
 func (s Shard) Whole() bool { return s == Shard{} }

@@ -22,10 +22,10 @@ type Rule struct {
 	Labels, Annotations map[string]string
 }
 
-// RulesFile and DashboardFile are their paths in the repository.
+// RulesFile and dashboardFile are their paths in the repository.
 var (
 	RulesFile     = filepath.Join("packaging", "prometheus", "outflow.rules.yaml")
-	DashboardFile = filepath.Join("packaging", "grafana", "outflow.json")
+	dashboardFile = filepath.Join("packaging", "grafana", "outflow.json")
 )
 
 // Rules reads the rules of the repository at root.
@@ -65,7 +65,7 @@ func Dashboard(root string) (panels []Panel, queries []Query, err error) {
 			List []struct{ Name, Definition string }
 		}
 	}
-	content, err := os.ReadFile(filepath.Join(root, DashboardFile))
+	content, err := os.ReadFile(filepath.Join(root, dashboardFile))
 	if err == nil {
 		err = json.Unmarshal(content, &file)
 	}

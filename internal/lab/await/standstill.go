@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Standstill is from when on a process that could not run counts as one that stood still.
-const Standstill = time.Second
+// standstill is from when on a process that could not run counts as one that stood still.
+const standstill = time.Second
 
 // seen is when the last standstill of this process ended, in nanoseconds since 1970; 0: none was seen.
 var seen atomic.Int64
@@ -20,7 +20,7 @@ func WatchMachine() {
 		for before := time.Now(); ; {
 			time.Sleep(least)
 			now := time.Now()
-			if still := now.Sub(before); still > Standstill {
+			if still := now.Sub(before); still > standstill {
 				seen.Store(now.UnixNano())
 				fmt.Fprintf(os.Stderr, "standstill: %v\n", still.Round(time.Millisecond))
 			}

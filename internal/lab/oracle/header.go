@@ -34,16 +34,6 @@ const (
 
 func (s Sort) String() string { return [...]string{"seq_key", "commit", "gap"}[s] }
 
-// ParseSort reads what String writes.
-func ParseSort(text string) (Sort, error) {
-	for s := BySeqKey; s <= ByGap; s++ {
-		if s.String() == text {
-			return s, nil
-		}
-	}
-	return 0, fmt.Errorf("sort %q: unknown", text)
-}
-
 const sortLetters = "scg"
 
 // Header is the packed header, read by the words of docs/format.md alone.

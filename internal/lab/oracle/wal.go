@@ -179,10 +179,6 @@ func NewReader(s Source) *Reader {
 // Truth is what was read until now. It grows with Read.
 func (r *Reader) Truth() *Truth { return &r.truth }
 
-// AddTable says that the inserts into one more table are events: a partition that was made meanwhile. It
-// rules what is read from now on.
-func (r *Reader) AddTable(name string) { r.insert = append(r.insert, "table "+name+": INSERT:") }
-
 // pins are the settings of a session that decide how values are printed.
 var pins = [][2]string{
 	{"DateStyle", "ISO"}, {"IntervalStyle", "postgres"}, {"TimeZone", "UTC"}, {"bytea_output", "hex"},

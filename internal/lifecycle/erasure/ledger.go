@@ -48,8 +48,8 @@ const columns = `
   finished_at timestamptz,
   PRIMARY KEY (slot, request)`
 
-// RowsTable is the name of the table of what was erased: for each event the hash of its id.
-const RowsTable = "outflow_erased_rows"
+// rowsTable is the name of the table of what was erased: for each event the hash of its id.
+const rowsTable = "outflow_erased_rows"
 
 const rowsColumns = `
   sum uuid NOT NULL,
@@ -115,7 +115,7 @@ type Ledger struct {
 	slot  string
 	owner string
 	table string
-	rows  string // [RowsTable]
+	rows  string // [rowsTable]
 }
 
 // Open connects. root is the outbox. The caller closes it.
@@ -133,7 +133,7 @@ func Open(ctx context.Context, target postgres.Target, table, slot string) (_ *L
 	if l.root, err = catalog.ReadTable(ctx, conn, table); err != nil {
 		return nil, err
 	}
-	l.table, l.rows = beside(l.root, Table), beside(l.root, RowsTable)
+	l.table, l.rows = beside(l.root, Table), beside(l.root, rowsTable)
 	l.owner, err = ownerOf(ctx, conn, l.root.Schema, l.root.Name)
 	return l, err
 }
@@ -169,7 +169,7 @@ func (l *Ledger) make(ctx context.Context) error {
 func exists(ctx context.Context, q catalog.Querier, root catalog.Table) (bool, error) {
 	ours, err := ownerOf(ctx, q, root.Schema, root.Name)
 	n := 0
-	for _, name := range []string{Table, RowsTable} {
+	for _, name := range []string{Table, rowsTable} {
 		if err != nil {
 			return false, err
 		}
@@ -238,7 +238,7 @@ const rest = `slot, request, document, key, system_id, stream, stream_created, n
 	cut_sequence, sequences, archived, copies, parked, certificate, requested_at, finished_at`
 
 // rowsOf is the table of what was erased that belongs to one of requests.
-func rowsOf(k catalog.Kept) string { return pgx.Identifier{k.Schema, RowsTable}.Sanitize() }
+func rowsOf(k catalog.Kept) string { return pgx.Identifier{k.Schema, rowsTable}.Sanitize() }
 
 // ownerOf is who owns a table; "": there is none.
 func ownerOf(ctx context.Context, q catalog.Querier, schema, name string) (owner string, err error) {

@@ -133,8 +133,8 @@ const (
 // maxAll is how many documents are asked for at a time with All.
 const maxAll = 1000
 
-// ErrNotDone says that not every document was released while the command waited. The outcomes are printed.
-var ErrNotDone = errors.New("not everything was released")
+// errNotDone says that not every document was released while the command waited. The outcomes are printed.
+var errNotDone = errors.New("not everything was released")
 
 // Release asks the running consumer to release documents and, if told to, waits until it has done so.
 func (c *Command) Release(ctx context.Context, r Release) error {
@@ -223,7 +223,7 @@ func (c *Command) wait(ctx context.Context, r Release, results []Result) error {
 	}
 	if bad > 0 {
 		return fmt.Errorf("%w: %d of %d documents; those still waiting after %v are released when the "+
-			"consumer gets to them", ErrNotDone, bad, len(results), r.Timeout)
+			"consumer gets to them", errNotDone, bad, len(results), r.Timeout)
 	}
 	return nil
 }
