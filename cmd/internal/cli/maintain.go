@@ -49,7 +49,8 @@ With --once each part is run once, as from cron. It prints what has changed, wha
 nothing to do by the settings.
 
 Exit code 0 after a signal, 2 for a wrong option, 3 if the set-up cannot work; with --once that of the part
-that needs a decision, otherwise that of the first one that failed, as the commands of the parts have them.`,
+that needs a decision, otherwise that of the first one that failed, as the commands of the parts have them,
+and 1 after a signal.`,
 		Example: "  outflow maintain --config outflow.yaml\n  outflow maintain --once",
 	}, func(ctx context.Context, cfg config.Config) (err error) {
 		c, err := a.maintenance(cfg, urls, once)
