@@ -367,6 +367,18 @@ func TestWhoMaintainsHourlyIsNotBehind(t *testing.T) {
 	play(t, series, []check{fires("OutflowArchiveBehind", 60*Step)})
 }
 
+// TestPartitionsThatCanNotBeReadAnyMoreEnd: how many are ahead is what it was at the last reading, and time
+// goes on.
+func TestPartitionsThatCanNotBeReadAnyMoreEnd(t *testing.T) {
+	t.Parallel()
+	read := Series{`outflow_partitions_ahead{slot="s"}`, "4x60"}
+	play(t, []Series{read, {`outflow_partitions_end_timestamp_seconds{slot="s"}`, "1200x60"}},
+		[]check{noOther(60*Step, "OutflowDown")})
+	play(t, []Series{read, {`outflow_partitions_end_timestamp_seconds{slot="s"}`, "300x60"}},
+		[]check{fires("OutflowPartitionsAhead", 60*Step),
+			noOther(60*Step, "OutflowPartitionsAhead", "OutflowDown")})
+}
+
 // TestEachAlertFiresInAnOutage: no alert is untried, and no recording is left over.
 func TestEachAlertFiresInAnOutage(t *testing.T) {
 	t.Parallel()
