@@ -90,6 +90,15 @@ func attributes(part string, err error) []any {
 	return append(all, "err", err)
 }
 
+// kind is what failures have in common of which only the first is said. The text of one that has a code may
+// have a port in it that is another one each time.
+func kind(err error) string {
+	if f := outbox.FaultOf(err); f != nil && f.Code != "" {
+		return f.Code
+	}
+	return err.Error()
+}
+
 // state is how a part fares.
 type state struct {
 	Part
@@ -164,14 +173,10 @@ func (c *Config) round(ctx context.Context, p *state) {
 			p.since = now
 		}
 		p.pause = min(max(firstPause, 2*p.pause), c.Every)
-		what := err.Error()
-		if f != nil {
-			what = f.Code
-		}
 		if f == nil || f.Class == outbox.Transient {
 			p.due = now.Add(p.pause)
 		}
-		if what != p.what || now.Sub(p.said) >= remind {
+		if what := kind(err); what != p.what || now.Sub(p.said) >= remind {
 			c.Log.Error("part failed, and is tried again", append(attributes(p.Name, err),
 				"failing_since", p.since)...)
 			p.what, p.said = what, now
@@ -263,9 +268,9 @@ func (l *lock) hold(ctx context.Context) error {
 			if f != nil && f.Class != outbox.Transient && l.said == "" && l.standby == "" && !l.worked {
 				return err // the set-up can't work
 			}
-			if err.Error() != l.said {
+			if what := kind(err); what != l.said {
 				l.c.Log.Error("PostgreSQL can't be reached: nothing is done", "err", err)
-				l.said = err.Error()
+				l.said = what
 			}
 			pause = min(2*pause, max(l.c.Every, lookAgain))
 		}

@@ -202,7 +202,7 @@ func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) {
 	doc := m.Maintained()
 	said := ""
 	if err := m.Save(ctx, &doc); err != nil {
-		if said = err.Error(); said != m.unsaved {
+		if said = kind(err); said != m.unsaved {
 			m.Log.Warn("the status page can't be told what outflow maintain does", "err", err)
 		}
 	}

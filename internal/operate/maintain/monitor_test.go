@@ -3,7 +3,9 @@ package maintain
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,6 +73,24 @@ func TestSinceWhenAPartFailsIsKnownThoughNATSWasAway(t *testing.T) {
 	m.begin(t.Context(), c, false) // PostgreSQL was restarted meanwhile
 	doc := m.Maintained()
 	knows("while NATS is away once more", &doc)
+}
+
+// TestThatNothingIsStoredIsSaidOnce: each attempt has a port of its own in what it says.
+func TestThatNothingIsStoredIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	log, port := &said{}, 40000
+	m := &Monitor{Log: slog.New(slog.NewTextHandler(log, nil)),
+		Save: func(context.Context, *watch.Maintained) error {
+			port++
+			return &outbox.Fault{Class: outbox.Transient, Code: "nats_connect",
+				Message: fmt.Sprintf("read tcp 127.0.0.1:%d: i/o timeout", port)}
+		}}
+	for range 3 {
+		m.end(t.Context(), nil)
+	}
+	if n := strings.Count(log.String(), "can't be told"); n != 1 {
+		t.Errorf("it was said %d times:\n%s", n, log)
+	}
 }
 
 // TestAServerThatDoesNotAnswerDoesNotHoldTheLoop: between rounds the partitions are looked at over the
