@@ -72,7 +72,7 @@ func Once(ctx context.Context, c Config) error {
 			worst = err
 		}
 	}
-	c.Monitor.end(ctx, nil)
+	_ = c.Monitor.end(ctx, nil) // it looks at no partitions
 	return worst
 }
 
@@ -145,7 +145,9 @@ func Run(ctx context.Context, c Config) error {
 		}
 		if ran {
 			l.mu.Lock()
-			c.Monitor.end(ctx, l.conn)
+			if err := c.Monitor.end(ctx, l.conn); l.lost == nil && l.conn.IsClosed() {
+				l.lost = err
+			}
 			l.mu.Unlock()
 		}
 		c.Monitor.is(idle, time.Until(next)+answer)
@@ -202,7 +204,7 @@ type lock struct {
 	worked  bool // it had the lock, so the set-up works
 
 	mu   sync.Mutex // of what follows
-	lost error      // by which keep has found the connection broken; nil: it has not
+	lost error      // by which somebody has found the connection broken; nil: nobody has
 	conn *pgx.Conn  // nil: there is none; the loop alone sets this, and whether it has the lock
 	held bool
 }

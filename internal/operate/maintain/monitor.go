@@ -172,16 +172,16 @@ func (m *Monitor) run(ctx context.Context, p Part) error {
 }
 
 // end says what is known after a round, and leaves it for others. Of the partitions it knows where there is a
-// connection to ask.
-func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) {
+// connection to ask; the error says why they can't be read.
+func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) (unread error) {
 	if m == nil || ctx.Err() != nil {
-		return
+		return nil
 	}
 	if m.Survey != nil && conn != nil {
 		limited, cancel := context.WithTimeout(ctx, saving) // the connection's other user waits
 		found, err := watch.ReadPartitions(limited, conn, m.Survey)
 		cancel()
-		if err != nil {
+		if unread = err; err != nil {
 			m.Log.Debug("the outbox's partitions can't be read", "err", err)
 		} else {
 			m.mu.Lock()
@@ -207,6 +207,7 @@ func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) {
 		}
 	}
 	m.unread, m.unsaved = m.unread && said != "", said
+	return unread
 }
 
 // Maintained is what is known. It is the caller's.

@@ -52,7 +52,7 @@ func TestSinceWhenAPartFailsIsKnownThoughNATSWasAway(t *testing.T) {
 		for _, p := range c.Parts {
 			_ = m.run(t.Context(), p) // it is noted
 		}
-		m.end(t.Context(), nil)
+		_ = m.end(t.Context(), nil)
 	}
 	m.begin(t.Context(), c, false)
 	round()
@@ -86,7 +86,7 @@ func TestThatNothingIsStoredIsSaidOnce(t *testing.T) {
 				Message: fmt.Sprintf("read tcp 127.0.0.1:%d: i/o timeout", port)}
 		}}
 	for range 3 {
-		m.end(t.Context(), nil)
+		_ = m.end(t.Context(), nil)
 	}
 	if n := strings.Count(log.String(), "can't be told"); n != 1 {
 		t.Errorf("it was said %d times:\n%s", n, log)
@@ -101,13 +101,37 @@ func TestAServerThatDoesNotAnswerDoesNotHoldTheLoop(t *testing.T) {
 	l := &lock{c: c}
 	defer l.close()
 	must.Succeed(t, l.hold(t.Context()))
-	bounded := false
+	bounded, silence := false, errors.New("no answer")
 	c.Monitor.Survey = func(ctx context.Context, _ catalog.Querier) (p watch.Partitions, err error) {
 		_, bounded = ctx.Deadline()
-		return p, errors.New("no answer")
+		return p, silence
 	}
-	c.Monitor.end(t.Context(), l.conn)
-	if !bounded {
-		t.Error("it is waited for without a bound")
+	if err := c.Monitor.end(t.Context(), l.conn); !errors.Is(err, silence) || !bounded {
+		t.Errorf("%v; it is waited for without a bound: %v", err, !bounded)
+	}
+}
+
+// TestOneThatLostItsConnectionAfterARoundSaysHow, not only that it is closed.
+func TestOneThatLostItsConnectionAfterARoundSaysHow(t *testing.T) {
+	t.Parallel()
+	c, log := config(t, pgtest.Database(t, pgtest.Server(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	rounds := 0
+	c.Every = time.Second
+	c.Parts = []Part{{Name: "archive", Run: func(context.Context, *watch.Maintained) error {
+		if rounds++; rounds == 2 {
+			cancel()
+		}
+		return nil
+	}}}
+	c.Monitor.Survey = func(ctx context.Context, q catalog.Querier) (p watch.Partitions, err error) {
+		return p, q.QueryRow(ctx, "SELECT pg_terminate_backend(pg_backend_pid())").Scan(new(bool))
+	}
+	if err := Run(ctx, c); !Ended(ctx, err) {
+		t.Fatal(err)
+	}
+	if said := log.String(); !strings.Contains(said, "57P01") || strings.Contains(said, "conn closed") {
+		t.Errorf("it said:\n%s", said)
 	}
 }
