@@ -75,8 +75,12 @@ var tableChecks = []check{
 			for _, b := range p.Blocked {
 				if f.Now.Sub(b.Since) > watch.LongBlocked && !blocked[b.Slot] {
 					blocked[b.Slot] = true
-					r.find("partition_blocked", "%s can't go since %s: slot %s has not confirmed %v", b.Name,
-						b.Since.UTC().Format("2006-01-02 15:04:05 UTC"), b.Slot, b.Fence)
+					held := r.find("partition_blocked", "%s can't go since %s: slot %s has not confirmed %v",
+						b.Name, b.Since.UTC().Format("2006-01-02 15:04:05 UTC"), b.Slot, b.Fence)
+					if b.Slot == f.Config.Slot { // not one that somebody may drop
+						held.Hint = "The slot is Outflow's own: publishing is behind. Do what " +
+							"`outflow status` says."
+					}
 				}
 			}
 			r.ok("%d ahead", p.Ahead)

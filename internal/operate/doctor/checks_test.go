@@ -576,6 +576,26 @@ func TestWhatIsNotKnownIsNeverOK(t *testing.T) {
 	}
 }
 
+// TestNobodyIsToldToDropOutflowsOwnSlot because old rows wait for it: what it has not confirmed would be in
+// no message.
+func TestNobodyIsToldToDropOutflowsOwnSlot(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{true, false} {
+		f := healthy(t)
+		b := partition.Blocked{Name: "outbox_p20240501", Slot: "debezium", Fence: 5,
+			Since: now.Add(-2 * time.Hour)}
+		if own {
+			b.Slot = f.Config.Slot
+		}
+		f.Partitions.Blocked = []partition.Blocked{b}
+		all := found(f, "table.partitions")
+		if len(all) != 1 || all[0].Code != "partition_blocked" ||
+			strings.Contains(all[0].Hint, "Drop it") == own {
+			t.Errorf("own %v: %+v", own, all)
+		}
+	}
+}
+
 func TestEachSubjectHasAHeading(t *testing.T) {
 	t.Parallel()
 	for i := range checks {
