@@ -168,8 +168,16 @@ func Open(ctx context.Context, target postgres.Target, cfg Config, o Options) (_
 // Partitioned reports whether the table has partitions, of whatever kind.
 func (m *Manager) Partitioned() bool { return m.root.Strategy != "" }
 
-// Close closes the connection.
-func (m *Manager) Close() { postgres.Close(m.conn) }
+// Close closes the connection. Where a statement was given up, as at a signal, it waits a moment for
+// PostgreSQL to end it: until then nobody else gets its locks, that of the table among them, and a process
+// that has ended asks for nothing any more.
+func (m *Manager) Close() {
+	postgres.Close(m.conn)
+	select {
+	case <-m.conn.PgConn().CleanupDone():
+	case <-time.After(time.Second):
+	}
+}
 
 func (m *Manager) readRoot(ctx context.Context) (err error) {
 	if m.root.Table, err = catalog.ReadTable(ctx, m.conn, m.cfg.Table); err != nil {
