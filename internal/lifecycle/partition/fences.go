@@ -113,7 +113,7 @@ func (m *Manager) lookPlain(ctx context.Context) (*plain, error) {
 	for _, p := range known {
 		switch {
 		case p != base && !m.ownFence(p.Name):
-		case p.Fence > f.WALEnd:
+		case p.System == f.System && p.Fence > f.WALEnd:
 			return nil, m.behind(f, p)
 		case p.Fence == 0 || p.System != f.System || p.OID != m.root.OID: // given up, or of another table
 			if p != base {

@@ -111,7 +111,7 @@ func (m *Manager) look(ctx context.Context) (*situation, error) {
 		return nil, err
 	}
 	for _, p := range s.all {
-		if p.Fence > f.WALEnd {
+		if p.System == f.System && p.Fence > f.WALEnd { // that of another cluster is set again
 			return nil, m.behind(f, p)
 		}
 		if m.others(p) && !m.holds(f, p.RefusedBy) {
@@ -162,9 +162,9 @@ func (m *Manager) behind(f *Facts, p *Partition) error {
 	return &outbox.Fault{Class: outbox.Gap, Code: codeBehind,
 		Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of %s", f.WALEnd, p.Name),
 		From:    f.WALEnd, To: p.Fence,
-		Hint: fmt.Sprintf("It was restored from an older copy, or from a dump, or is another server: "+
-			"correct postgres.url, or run `outflow repair`. Then set state = 'detaching', "+
-			"fence = NULL where that is so in table %s", m.ledger())}
+		Hint: fmt.Sprintf("It was restored from an older copy, or is another server: correct postgres.url, "+
+			"or run `outflow repair`. Then: UPDATE %s SET state = 'detaching', fence = NULL WHERE fence > "+
+			"pg_current_wal_insert_lsn()", m.ledger())}
 }
 
 func (m *Manager) badKey() error {

@@ -28,19 +28,34 @@ func TestAFenceInTheFutureStopsEverything(t *testing.T) {
 	}
 }
 
-// TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else.
+// TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else, and
+// the WAL of the new server need not have come as far.
 func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
 	t.Parallel()
-	w := newSealed(t, 1)
-	w.Exec("UPDATE outflow_partitions SET fence = '0/1', system_id = '1', oid = 1")
-	steps := w.apply()
-	if got := of(steps, 0); got != "seal wait" {
-		t.Errorf("%s: %v", got, steps)
+	for _, fence := range []string{"0/1", "FFFFFF/0"} {
+		w := newSealed(t, 1)
+		w.Exec("UPDATE outflow_partitions SET system_id = '1', oid = 1, "+
+			"fence = CASE WHEN fence IS NOT NULL THEN $1::text::pg_lsn END", fence)
+		steps := w.apply()
+		if got := of(steps, 0); got != "seal wait" {
+			t.Errorf("%s: %v", got, steps)
+		}
+		if w.Text("SELECT (fence <> $2::text::pg_lsn AND oid = 'outbox_0'::regclass)::text FROM "+
+			"outflow_partitions WHERE name = $1", quoted("public", old(0)), fence) != "true" {
+			t.Error("the fence is the old one")
+		}
 	}
-	if w.Text("SELECT (fence > '0/1' AND oid = 'outbox_0'::regclass)::text FROM outflow_partitions WHERE "+
-		"name = $1",
-		quoted("public", old(0))) != "true" {
-		t.Error("the fence is the old one")
+}
+
+// TestFencesOfAPlainTableOfAnotherClusterAreSetAgain.
+func TestFencesOfAPlainTableOfAnotherClusterAreSetAgain(t *testing.T) {
+	t.Parallel()
+	w := newPlain(t, 0)
+	w.mustRemove()
+	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0', system_id = '1', oid = 1")
+	w.mustRemove()
+	if n := w.Text("SELECT count(*)::text FROM outflow_partitions WHERE system_id <> '1'"); n != "2" {
+		t.Errorf("%s are of this cluster: a baseline and a fence were to be set", n)
 	}
 }
 
