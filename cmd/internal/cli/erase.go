@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -78,8 +77,7 @@ request was begun on, 1 if something has to be waited for, or a server was lost:
 		a.printf(a.Stdout, "at %v\n", a.where)
 		a.printLines(report.Lines())
 		if err == nil && !o.Yes && report.Finished == nil {
-			a.printf(a.Stdout, "Nothing was changed. To do it: `%s`\n", fmt.Sprintf(
-				"outflow erase --doc %s --request %s --yes", finding.Word(o.Doc), o.Request))
+			a.printf(a.Stdout, "Nothing was changed. To do it: `%s`\n", eraseAgain(o, notify, urls))
 		}
 		return err
 	})
@@ -95,4 +93,24 @@ request was begun on, 1 if something has to be waited for, or a server was lost:
 	f.BoolVar(&o.Yes, "yes", false, "do it")
 	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
+}
+
+// eraseAgain is the command line that does what was asked. What a later run adds may be too late: there is no
+// last event any more when the rows are gone.
+func eraseAgain(o erase.Options, notify string, urls []string) string {
+	line := "outflow erase --doc " + finding.Word(o.Doc) + " --request " + o.Request
+	add := func(flag string, values ...string) {
+		for _, v := range values {
+			if v != "" {
+				line += " " + flag + " " + finding.Word(v)
+			}
+		}
+	}
+	add("--notify", notify)
+	add("--notify-key", o.Key)
+	for _, url := range urls {
+		add("--database", config.HidePasswords(url))
+	}
+	add("--copy", o.Copies...)
+	return line + " --yes"
 }

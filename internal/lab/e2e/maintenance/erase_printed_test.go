@@ -130,3 +130,20 @@ func TestWhatHadAnotherSubjectIsNamed(t *testing.T) {
 	f.Env = env
 	f.MustStop(t)
 }
+
+// TestWhatAnErasureSuggestsHasAllOfItsOptions: a last event can't be written any more when the rows are gone.
+func TestWhatAnErasureSuggestsHasAllOfItsOptions(t *testing.T) {
+	t.Parallel()
+	f := newPublishing(t, pgtest.Server(t), natstest.Server(t).URL(), "erasesuggested")
+	harness.Insert(t, f.Conn, "gone", 1, "{}")
+	settle(t, f)
+	f.MustRun("replay", "--to", "stream:"+f.Stream+"_PAST", "--from", "stream", "--doc", "gone")
+	out, said, code := f.Run("erase", "--doc", "gone", "--request", "r", "--copy", f.Stream+"_PAST", "--notify",
+		`{"erased": true}`, "--notify-key", "z", "--database", f.URL)
+	if want := "To do it: `outflow erase --doc gone --request r --notify '{\"erased\": true}' --notify-key z " +
+		"--database "; code != 0 || !strings.Contains(out, want) ||
+		!strings.Contains(out, " --copy "+f.Stream+"_PAST --yes") {
+		t.Errorf("exit code %d: %s%s", code, out, said)
+	}
+	f.MustStop(t)
+}
