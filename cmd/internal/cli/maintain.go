@@ -16,6 +16,7 @@ import (
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/httpstatus"
 	"github.com/outflowhq/outflow/internal/app/metrics"
+	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/watch"
 	"github.com/outflowhq/outflow/internal/app/wiring"
 	segments "github.com/outflowhq/outflow/internal/lifecycle/archive"
@@ -58,6 +59,7 @@ and 1 after a signal.`,
 			return err
 		}
 		if once {
+			a.line.SetPrint(func(progress.Update) {}) // cron sends whatever is printed; a terminal has its line
 			return maintain.Once(ctx, c)
 		}
 		a.line.Serve(inLog(c.Log))

@@ -9,7 +9,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/outflowhq/outflow/internal/lab/faultproxy"
 	"github.com/outflowhq/outflow/internal/lab/harness"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgserver"
@@ -206,6 +208,22 @@ func TestMaintainOnceHasTheWorstExitCode(t *testing.T) {
 		t.Error("the other part was not run")
 	}
 	f.MustStop(t)
+}
+
+// TestMaintainOnceThatHasNothingToDoPrintsNothing, however long that takes: cron would send it.
+func TestMaintainOnceThatHasNothingToDoPrintsNothing(t *testing.T) {
+	t.Parallel()
+	f := harness.NewInstallation(t, pgtest.Server(t), natstest.Server(t).URL(), "oncesilent",
+		"INIT_PARTITION_BY=written_at")
+	f.Init()
+	f.MustRun("maintain", "--once")
+	proxy, url, err := faultproxy.To(f.URL)
+	harness.Must(t, err)
+	t.Cleanup(proxy.Close)
+	proxy.Delay(100 * time.Millisecond)
+	if out, said, code := f.Run("maintain", "--once", "--postgres.url", url); code != 0 || out+said != "" {
+		t.Errorf("exit code %d: %s%s", code, out, said)
+	}
 }
 
 // TestMaintainLeavesAPlainTableAlone: that is what init makes where nothing else is said, and nobody asked
