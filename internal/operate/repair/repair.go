@@ -85,7 +85,7 @@ type repair struct {
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, o Options) (*Report, error) {
 	r := &repair{cfg: cfg, log: log, o: o, rep: &Report{Slot: cfg.Slot, Stream: cfg.Stream, Where: o.Where,
 		EarlierWhere: o.EarlierWhere,
-		newSlot:      o.NewSlot}}
+		newSlot:      o.NewSlot, despite: o.DespiteErasure}}
 	f, err := r.diagnose(ctx)
 	if err != nil {
 		return nil, err

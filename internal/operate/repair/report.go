@@ -18,7 +18,7 @@ type Report struct {
 
 	EarlierWhere []string `json:"earlier_where,omitempty"`
 
-	newSlot bool
+	newSlot, despite bool
 
 	Fault   string     `json:"fault,omitempty"` // the code that outflow run would stop with; "": no gap
 	Beneath string     `json:"beneath,omitempty"`
@@ -71,6 +71,9 @@ func (r *Report) found(f *finding) {
 	}
 	if r.newSlot {
 		r.Command += " --new-slot"
+	}
+	if r.despite {
+		r.Command += " --despite-erasure"
 	}
 }
 

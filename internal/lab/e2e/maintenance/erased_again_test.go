@@ -110,6 +110,7 @@ func TestWhatWasErasedIsNotPublishedAgain(t *testing.T) {
 	} {
 		harness.Exec(t, f.Conn, c.sql)
 		f.MustFail(4, []string{"repair", "--accept", repair}, "code "+c.code, despite)
+		f.MustFail(4, []string{"repair", "--check", despite}, "`outflow repair --accept "+repair+" "+despite)
 	}
 	harness.Exec(t, f.Conn, "INSERT INTO outflow_erasures SELECT * FROM requests")
 	if report, said, code := f.Repair("--accept", repair); code != 0 || report.Published != 1 ||
