@@ -150,6 +150,9 @@ func (m *Manager) ahead(ctx context.Context, did func(Step)) (err error) {
 	if err == nil {
 		s.partman, err = m.readPartman(ctx)
 	}
+	if err == nil && m.hasLedger { // a new one may get the name that another one had
+		err = m.register(ctx, s)
+	}
 	if err == nil {
 		err = m.createAll(ctx, s, did)
 	}

@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -176,6 +177,30 @@ func TestARangeThatIsTakenKeepsNoOtherOneAway(t *testing.T) {
 	wantFault(t, err, outbox.Fatal, codeTaken)
 	w.Exec("INSERT INTO outbox (doc_id, actor_id, counter, payload, created_at) VALUES ('d', 'a', 1, '{}', " +
 		"now() + interval '3 days')")
+}
+
+// TestWhatSomebodyDetachedIsKnownUnderAnotherName although nothing may go: its range gets a new partition by
+// the name that it had.
+func TestWhatSomebodyDetachedIsKnownUnderAnotherName(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 0)
+	taken := w.apply()[0].Partition
+	w.Exec("ALTER TABLE outbox DETACH PARTITION " + taken)
+	_, err := w.try()
+	wantFault(t, err, outbox.Fatal, codeTaken)
+	w.Exec("ALTER TABLE " + taken + " RENAME TO saved")
+	w.o.Outside = func(context.Context) (Outside, error) {
+		return Outside{}, &outbox.Fault{Class: outbox.Gap, Code: "slot_lost", Message: "a gap"}
+	}
+	_, err = w.try()
+	wantFault(t, err, outbox.Gap, "slot_lost")
+	m := w.manager()
+	defer m.Close()
+	names, err := m.Theirs(outboxdb.Within(t))
+	if err != nil || !slices.Equal(names, []string{"public.saved"}) || w.Text("SELECT count(*)::text FROM "+
+		taken) != "0" {
+		t.Errorf("what somebody else detached: %v, %v", names, err)
+	}
 }
 
 // TestTheLengthOfARangeIsThatOfThoseOfNow, and not of one that lies far ahead, to take what no other does.
