@@ -84,3 +84,34 @@ func TestArchiveAndStreamAreReplayedAsOne(t *testing.T) {
 	o.MustRun("replay", "--from", "table", "--to", "stream:ROWS")
 	o.MustStop(t)
 }
+
+// TestAReplayWhoseArchiveIsAwayIsNotMadeOfWhatTheTableHasLeft: of a volume that is not mounted nobody knows
+// what it has, and what it has leaves the table.
+func TestAReplayWhoseArchiveIsAwayIsNotMadeOfWhatTheTableHasLeft(t *testing.T) {
+	t.Parallel()
+	ns, folder := natstest.Server(t), t.TempDir()
+	o, conn, _ := harness.Install(t, pgtest.Server(t), ns.URL(), "replayaway", "ARCHIVE_URL=file://"+folder,
+		"SINK_DURABLE_AFTER=0s")
+	o.Init()
+	o.Start()
+	s := harness.JetStream(t, ns.URL())
+	for n := range 30 {
+		harness.Insert(t, conn, "doc", n+1, "{}")
+	}
+	harness.AwaitMessages(t, s, o.Stream, 30)
+	live, err := s.Stream(t.Context(), o.Stream)
+	harness.Must(t, err)
+	harness.Must(t, live.Purge(t.Context(), jetstream.WithPurgeSequence(21)))
+	harness.Exec(t, conn, "DELETE FROM outbox WHERE counter <= 10")
+	for _, at := range []string{folder, folder + "/none"} {
+		o.MustFail(3, []string{"replay", "--to", "stream:PROJECTION", "--archive.url", "file://" + at},
+			"replay_unsure", "is archive.url the right one, and mounted?", "Decide: --from stream")
+	}
+	for _, from := range [][]string{{"--from", "table"}, {"--archive.url", ""}} {
+		if n := strings.Count(o.MustRun(append([]string{"replay"}, from...)...), "\n"); n != 20 {
+			t.Errorf("%v: %d events", from, n)
+		}
+	}
+	o.MustRun("replay", "--seq", "25..")
+	o.MustStop(t)
+}
