@@ -37,9 +37,9 @@ var commands = []Finding{
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",
-		Hint: "If nothing was archived yet: `outflow archive run --now` makes the first segment. If " +
-			"something was: are archive.url, with its prefix, and stream those that `outflow archive run` " +
-			"had? `outflow archive list` shows what is there."},
+		Hint: "If nothing was archived yet, the first segment comes by archive.segment_age, or at once with " +
+			"--now. If something was: are archive.url, with its prefix, and stream those of whoever archives? " +
+			"`outflow archive list` shows what is there."},
 	{Code: "archive_denied", Severity: Error, Classes: transient,
 		Title: "The archive may not be read, or written",
 		Hint: "Run the command as the user whose files these are, which is the one that has written them, " +

@@ -279,11 +279,24 @@ func TestAnArchiveOfNothingIsListed(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if r := outflow(t, nil, "archive", "verify", args[2], args[3]); r.code != 3 ||
-		!strings.Contains(r.stderr, "If nothing was archived yet: `outflow archive run --now ") {
+		!strings.Contains(r.stderr, "If nothing was archived yet, the first segment comes by") {
 		t.Errorf("%+v", r)
 	}
 	if r := outflow(t, nil, append(args, "--json")...); r.code != 0 || r.stdout != "[]\n" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestAWrongArchiveIsNotSuggestedAgain: what is said of it suggests no command that has it.
+func TestAWrongArchiveIsNotSuggestedAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for at, code := range map[string]int{dir: 0, filepath.Join(dir, "none"): 3} {
+		r := outflow(t, nil, "archive", "list", "--archive.url=file://"+at)
+		if said := r.stdout + r.stderr; r.code != code || !strings.Contains(said, "of whoever archives") ||
+			strings.Contains(said, "archive run --archive.url") {
+			t.Errorf("%+v", r)
+		}
 	}
 }
 

@@ -59,7 +59,7 @@ and 1 after a signal.`,
 			return err
 		}
 		if once {
-			a.line.SetPrint(func(progress.Update) {}) // cron sends whatever is printed; a terminal has its line
+			a.line.SetPrint(func(progress.Update) {}) // cron sends what is printed; a terminal has its line
 			return maintain.Once(ctx, c)
 		}
 		a.line.Serve(inLog(c.Log))

@@ -92,8 +92,8 @@ func OpenThere(ctx context.Context, at string) (Store, error) {
 	if dir, away := store.(absent); away {
 		return nil, &outbox.Fault{Class: outbox.Fatal, Code: CodeEmpty,
 			Message: fmt.Sprintf("there is no archive: folder %s does not exist", string(dir)),
-			Hint: "If nothing was archived yet: `outflow archive run` makes the folder. If something was: " +
-				"is its volume mounted, and archive.url the one that `outflow archive run` has?"}
+			Hint: "If nothing was archived yet, archiving makes the folder. If something was: is its " +
+				"volume mounted, and archive.url that of whoever archives?"}
 	}
 	return store, err
 }

@@ -142,8 +142,8 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 	switch {
 	case r.cfg.Archive.URL != "" && r.stream.past == nil && r.stream.first != 1:
 		// rows leave the table as soon as they are archived
-		return choice{}, demand("nor does the archive have them (is archive.url the right one, and mounted?), " +
-			"so nobody knows what has left the table")
+		return choice{}, demand("nor does the archive have them (is archive.url the right one, and " +
+			"mounted?), so nobody knows what has left the table")
 	case left.Events > 0 && untold != "":
 		return choice{}, demand(fmt.Sprintf("whether the table has those that are left can't be known: %s",
 			untold))
