@@ -95,6 +95,24 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 	}
 }
 
+// TestARepairWithoutAMissingRowSaysWhatItCannotFind: the stream is gone, and so are the rows. That no row is
+// missing does not mean that nothing is.
+func TestARepairWithoutAMissingRowSaysWhatItCannotFind(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, _, db := archived(t, 1, rows)
+	cfg.Archive.URL = ""
+	db.Exec("DELETE FROM outbox")
+	_, js := natstest.Connect(t, cfg.NATS.URL)
+	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
+	for _, accept := range []string{"", "stream_missing"} {
+		report, err := Run(ctx, cfg, quiet, Options{Accept: accept})
+		if text := strings.Join(report.Lines(), "\n"); (err == nil) != (accept != "") || report.Missing != 0 ||
+			!strings.Contains(text, "deleted from the table, by retention too, can't be found") {
+			t.Errorf("--accept %q: %v\n%s", accept, err, text)
+		}
+	}
+}
+
 // TestARepairDoesNotCountAsAnOutflowThatStandsBy: none of its connections has the name of outflow run, and
 // uninstall finds them all the same.
 func TestARepairDoesNotCountAsAnOutflowThatStandsBy(t *testing.T) {

@@ -169,10 +169,14 @@ func (r *Report) Lines() []string {
 			add("first    %v", r.First)
 			add("last     %v", r.Last)
 		}
-		if r.Missing > 0 && !r.Repaired {
+		switch {
+		case r.Missing > 0 && !r.Repaired:
 			add("note     rows that were in the table before outflow init, and rows whose messages " +
 				"somebody removed, count as missing: leave them out with --where. " +
 				"Rows that were deleted from the table can't be found")
+		case slices.Contains([]string{"stream_missing", "stream_recreated", "stream_shortened"}, r.Fault):
+			add("note     rows that were deleted from the table, by retention too, can't be found: what the " +
+				"stream has lost of them stays lost")
 		}
 	}
 	switch {
