@@ -37,9 +37,9 @@ var commands = []Finding{
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",
-		Hint: "If nothing was archived yet, the first segment comes by archive.segment_age, or at once with " +
-			"--now. If something was: are archive.url, with its prefix, and stream those of whoever archives? " +
-			"`outflow archive list` shows what is there."},
+		Hint: "If nothing was archived yet, the first segment comes by archive.segment_age, or at once " +
+			"with --now. If something was: are archive.url, with its prefix, and stream those of whoever " +
+			"archives? `outflow archive list` shows what is there."},
 	{Code: "archive_denied", Severity: Error, Classes: transient,
 		Title: "The archive may not be read, or written",
 		Hint: "Run the command as the user whose files these are, which is the one that has written them, " +
@@ -59,6 +59,10 @@ var commands = []Finding{
 		Title: "Some messages have only the beginning of a long id, document or key",
 		Hint: "All other rows are back. Take those from a backup of the database: `outflow replay --seq " +
 			"N` shows their messages."},
+	{Code: "rows_partition", Severity: Error, Classes: fatal,
+		Title: "A row that is put back has no partition",
+		Hint: "Make it, then run the command again: `outflow partition apply` makes those of now. Where " +
+			"messages carry the time of their rows, a partition has to take that, or a default partition."},
 	{Code: "rows_origin", Severity: Error, Classes: fatal,
 		Title: "Rows can't be put back in a way that outflow run tells from new ones",
 		Hint: "Rows that are put back need a replication origin. Set replication.origin to own, and let a " +

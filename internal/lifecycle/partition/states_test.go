@@ -28,8 +28,8 @@ func TestAFenceInTheFutureStopsEverything(t *testing.T) {
 	}
 }
 
-// TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else, and
-// the WAL of the new server need not have come as far.
+// TestAFenceOfAnotherClusterIsSetAgain: after pg_upgrade, or a dump and restore, LSNs mean something else,
+// and the WAL of the new server need not have come as far.
 func TestAFenceOfAnotherClusterIsSetAgain(t *testing.T) {
 	t.Parallel()
 	for _, fence := range []string{"0/1", "FFFFFF/0"} {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/app/progress"
@@ -428,6 +429,10 @@ func (w *rowWriter) write(ctx context.Context, rows [][]any) (inserted uint64, e
 				switch err := row.Scan(&same); {
 				case errors.Is(err, pgx.ErrNoRows):
 					return nil
+				case noPartition(err):
+					return postgres.Fatal(err, "rows_partition", "", "table %s has no partition for the row "+
+						"of the message with id %q", w.rep.Table,
+						values[slices.Index(w.carry.columns, w.layout.ID)])
 				case err != nil:
 					return fmt.Errorf("table %s: %w", w.rep.Table, err)
 				case same == nil || !*same:
@@ -453,6 +458,13 @@ func (w *rowWriter) write(ctx context.Context, rows [][]any) (inserted uint64, e
 		return err
 	})
 	return inserted, err
+}
+
+// noPartition reports whether a row lies in no partition's range. It has the code of a CHECK that fails,
+// which has a name.
+func noPartition(err error) bool {
+	pg := (*pgconn.PgError)(nil)
+	return errors.As(err, &pg) && pg.Code == "23514" && pg.ConstraintName == ""
 }
 
 // detached returns the partitions that queries of the table do not read, and keeps them from being dropped.

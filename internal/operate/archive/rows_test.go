@@ -64,6 +64,46 @@ func TestBytesAreTheValueOfARowThatIsPutBack(t *testing.T) {
 	}
 }
 
+// TestARowThatIsPutBackNeedsAPartition, of which there may be none after a night without maintain. A CHECK
+// that fails is another matter.
+func TestARowThatIsPutBackNeedsAPartition(t *testing.T) {
+	t.Parallel()
+	conn, err := pgx.Connect(t.Context(), pgtest.Database(t, pgtest.Server(t)))
+	must.Succeed(t, err)
+	defer conn.Close(context.Background()) //nolint:errcheck // the test is over
+	_, err = conn.Exec(t.Context(), "CREATE TABLE outbox (id text, doc_id text, payload text, "+
+		"at timestamptz DEFAULT now()) PARTITION BY RANGE (at)")
+	must.Succeed(t, err)
+	l := &wiring.Layout{Resolved: config.Resolved{ID: "id", Mapping: relay.Mapping{Table: "public.outbox",
+		Doc: "doc_id", Payload: "payload"}, Uses: map[string]config.Use{"doc_id": {Role: config.InDoc}}}}
+	l.Table, err = catalog.ReadTable(t.Context(), conn, "public.outbox")
+	must.Succeed(t, err)
+	put := func() *outbox.Fault {
+		w := &rowWriter{conn: conn, layout: l, rep: &Rows{Table: "public.outbox"}, hit: func(string) {},
+			doc: -1}
+		must.Succeed(t, w.prepare(config.Config{Subject: "outbox.{doc_id}"}))
+		h := outbox.Header{ID: "4711", Pos: outbox.Position{LSN: 16}, Of: 1, Due: 16, Thru: 16}
+		values, key, err := w.carry.row(&archive.Message{Seq: 1, Subject: "outbox.d",
+			Header: nats.Header{outbox.HeaderName: {h.String()}}, Data: []byte("{}")})
+		must.Succeed(t, err)
+		w.rows = append(w.rows, w.carry.stored(values, key))
+		err = w.flush(t.Context())
+		if err == nil {
+			t.Fatal("it was put back")
+		}
+		return outbox.FaultOf(err)
+	}
+	if f := put(); f == nil || f.Code != "rows_partition" || !strings.Contains(f.Message, "4711") {
+		t.Error(f)
+	}
+	_, err = conn.Exec(t.Context(), "CREATE TABLE rest PARTITION OF outbox DEFAULT; ALTER TABLE outbox ADD "+
+		"CHECK (doc_id = 'other')")
+	must.Succeed(t, err)
+	if f := put(); f != nil {
+		t.Error(f)
+	}
+}
+
 // TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage, whatever it looks like as text. A row that gets another id
 // or key than its message has would be published once more.
 func TestTheKeyOfARowThatIsPutBackIsThatOfItsMessage(t *testing.T) {

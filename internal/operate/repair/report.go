@@ -175,8 +175,8 @@ func (r *Report) Lines() []string {
 				"somebody removed, count as missing: leave them out with --where. " +
 				"Rows that were deleted from the table can't be found")
 		case slices.Contains([]string{"stream_missing", "stream_recreated", "stream_shortened"}, r.Fault):
-			add("note     rows that were deleted from the table, by retention too, can't be found: what the " +
-				"stream has lost of them stays lost")
+			add("note     rows that were deleted from the table, by retention too, can't be found: what " +
+				"the stream has lost of them stays lost")
 		}
 	}
 	switch {

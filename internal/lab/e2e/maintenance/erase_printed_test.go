@@ -138,10 +138,10 @@ func TestWhatAnErasureSuggestsHasAllOfItsOptions(t *testing.T) {
 	harness.Insert(t, f.Conn, "gone", 1, "{}")
 	settle(t, f)
 	f.MustRun("replay", "--to", "stream:"+f.Stream+"_PAST", "--from", "stream", "--doc", "gone")
-	out, said, code := f.Run("erase", "--doc", "gone", "--request", "r", "--copy", f.Stream+"_PAST", "--notify",
-		`{"erased": true}`, "--notify-key", "z", "--database", f.URL)
-	if want := "To do it: `outflow erase --doc gone --request r --notify '{\"erased\": true}' --notify-key z " +
-		"--database "; code != 0 || !strings.Contains(out, want) ||
+	out, said, code := f.Run("erase", "--doc", "gone", "--request", "r", "--copy", f.Stream+"_PAST",
+		"--notify", `{"erased": true}`, "--notify-key", "z", "--database", f.URL)
+	if want := "To do it: `outflow erase --doc gone --request r --notify '{\"erased\": true}' " +
+		"--notify-key z --database "; code != 0 || !strings.Contains(out, want) ||
 		!strings.Contains(out, " --copy "+f.Stream+"_PAST --yes") {
 		t.Errorf("exit code %d: %s%s", code, out, said)
 	}
