@@ -106,8 +106,9 @@ func TestARepairWithoutAMissingRowSaysWhatItCannotFind(t *testing.T) {
 	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
 	for _, accept := range []string{"", "stream_missing"} {
 		report, err := Run(ctx, cfg, quiet, Options{Accept: accept})
-		if text := strings.Join(report.Lines(), "\n"); (err == nil) != (accept != "") ||
-			report.Missing != 0 || !strings.Contains(text, "deleted from the table, by retention too, can't be found") {
+		text := strings.Join(report.Lines(), "\n")
+		if (err == nil) != (accept != "") || report.Missing != 0 ||
+			!strings.Contains(text, "deleted from the table, by retention too, can't be found") {
 			t.Errorf("--accept %q: %v\n%s", accept, err, text)
 		}
 	}
