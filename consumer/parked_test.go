@@ -71,8 +71,8 @@ func TestAReplayDoesNotRepeatWhatIsParked(t *testing.T) {
 	w.want("a1 a1 a2 a3 a4 a5", "")
 }
 
-// TestAReplayRepeatsWhatWasPublishedAgainBeforeWhatIsParked: the broker lost both, the one that had its effect
-// and the one that is parked, whose row has the sequence that was lost.
+// TestAReplayRepeatsWhatWasPublishedAgainBeforeWhatIsParked: the broker lost both, the one that had its
+// effect and the one that is parked, whose row has the sequence that was lost.
 func TestAReplayRepeatsWhatWasPublishedAgainBeforeWhatIsParked(t *testing.T) {
 	t.Parallel()
 	w := newWard(t)
