@@ -19,6 +19,7 @@ import (
 type Known struct {
 	folder   string
 	segments []*Manifest
+	had      uint64    // that archive had messages up to this one; 0: it had none
 	begun    *Segment  // nil: none
 	listed   time.Time // when all of their names were last looked for
 	part     *Manifest // of the segment of which only a part has gone from the stream; nil: of none
@@ -51,9 +52,8 @@ func (k *Known) Load(ctx context.Context, store Store, folder string, hit func(p
 		return nil, err
 	}
 	a.known = k
-	var was []*Manifest
-	if k.folder == a.folder && len(k.segments) > 0 {
-		was = k.segments
+	k.of(a)
+	if len(k.segments) > 0 {
 		there, err := k.there(ctx, a)
 		if err != nil {
 			return nil, err
@@ -65,13 +65,13 @@ func (k *Known) Load(ctx context.Context, store Store, folder string, hit func(p
 	if len(a.Segments) == 0 {
 		k.segments, k.listed = nil, time.Now() // Refresh reads all
 	}
-	if err := a.Refresh(ctx); err != nil || len(a.Segments) > 0 || len(was) == 0 {
+	if err := a.Refresh(ctx); err != nil || len(a.Segments) > 0 || k.had == 0 {
 		return a, err
 	}
-	k.segments = was // until it is back: otherwise the next look would begin a second archive
+	// It is said at each look until it is back: otherwise the next one would begin a second archive.
 	return nil, &outbox.Fault{Class: outbox.Fatal, Code: CodeEmpty,
 		Message: fmt.Sprintf("the archive of stream %s had messages up to %d, and has none any more",
-			a.stream, was[len(was)-1].Last),
+			a.stream, k.had),
 		Hint: "Is its volume mounted? If somebody removed it, start this process again: it begins a new one"}
 }
 
@@ -128,10 +128,22 @@ func (a *Archive) Leave(s *Segment) {
 	}
 }
 
+// of forgets what is known of another archive.
+func (k *Known) of(a *Archive) {
+	if k.folder != a.folder {
+		k.folder, k.segments, k.had = a.folder, nil, 0
+	}
+}
+
 // keep remembers the segments of an archive.
 func (k *Known) keep(a *Archive) {
-	if k != nil {
-		k.folder, k.segments = a.folder, a.Segments
+	if k == nil {
+		return
+	}
+	k.of(a)
+	k.segments = a.Segments
+	if n := len(k.segments); n > 0 {
+		k.had = k.segments[n-1].Last
 	}
 }
 

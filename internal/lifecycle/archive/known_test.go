@@ -136,6 +136,26 @@ func TestAnArchiveThatIsAwayIsNoNewOne(t *testing.T) {
 	}
 }
 
+// TestAnArchiveThatWasDamagedAndIsAwayIsNoNewOne: whoever looks at what is wrong with its volume unmounts it.
+func TestAnArchiveThatWasDamagedAndIsAwayIsNoNewOne(t *testing.T) {
+	t.Parallel()
+	plain, dir := folderOf(t)
+	k, folder := &Known{}, FolderOf("S", made)
+	for _, to := range []uint64{100, 200} {
+		must.Succeed(t, add(t, load(t, plain, nil), to))
+	}
+	_, err := k.Load(t.Context(), plain, folder, nil)
+	must.Succeed(t, err)
+	k.listed = k.listed.Add(-relist)
+	lost := filepath.Join(dir, "v1", folder, "00000000000000000001.json")
+	must.Succeed(t, os.Rename(lost, lost+".away"))
+	_, err = k.Load(t.Context(), plain, folder, nil)
+	wantFault(t, err, CodeDamaged, "it is lost")
+	must.Succeed(t, os.Rename(filepath.Join(dir, "v1"), filepath.Join(dir, "away")))
+	_, err = k.Load(t.Context(), plain, folder, nil)
+	wantFault(t, err, CodeEmpty, "up to 200")
+}
+
 // together lets reads of manifests end when so many are under way.
 type together struct {
 	Store
