@@ -177,6 +177,10 @@ const (
 	reads = 3
 )
 
+// since is how long ago something was: the longer of what two clocks say. While a machine is suspended one of
+// them stands still, and somebody may set the other one.
+func since(at, now time.Time) time.Duration { return max(now.Sub(at), now.Round(0).Sub(at.Round(0))) }
+
 // apply lets the messages up to a sequence go, if the facts still say so right before.
 func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint64) error {
 	if c.archive != nil {
@@ -206,7 +210,7 @@ func (c *command) apply(ctx context.Context, r *Report, before *stream, to uint6
 			return nil
 		}
 		c.o.Hit("stream.checked")
-		if took := c.o.now().Sub(read); took <= stale {
+		if took := since(read, c.o.now()); took <= stale {
 			break
 		} else if attempt == reads {
 			return fmt.Errorf("what stream %s, its record, archive and consumers say was read %v ago, more "+
