@@ -243,6 +243,33 @@ func TestAStreamThatIsMadeAnewByAClockThatWentBackIsNoEarlierOne(t *testing.T) {
 	}
 }
 
+// TestWhatWasStoredByAClockThatWentBackIsOfNoEarlierStream: the stream was made before that, so its messages
+// are older than it is. What was written after the erasure stays, and is named: it may be of an earlier one.
+func TestWhatWasStoredByAClockThatWentBackIsOfNoEarlierStream(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	const ingress = "_outflow.1."
+	c.publish(ingress, "gone", 0x9000) // 1: of an earlier cluster
+	c.publish(ingress, "gone", 0x100)
+	c.publish(ingress, "other", 0x101)
+	c.publish(ingress, "gone", 0x1100) // 4: behind the cut
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("MIRROR", 4)
+	c.add(jetstream.StreamConfig{Name: "AGGREGATE", Sources: sourced("OUTBOX")})
+	c.has("AGGREGATE", 4)
+	st, err := c.l.NATS.State(t.Context())
+	must.Succeed(t, err)
+	st.Created = st.Created.Add(time.Hour)
+	c.rd.Stream, c.rec.Created = st, micro(st.Created)
+	must.Succeed(t, c.copies(t.Context()))
+	for _, name := range []string{"MIRROR", "AGGREGATE"} {
+		if got := c.messagesThatGo(name); !slices.Equal(got, []uint64{1, 2}) ||
+			!slices.Equal(c.stays[name], []uint64{4}) {
+			t.Errorf("from %s go %v, and %v stay", name, got, c.stays[name])
+		}
+	}
+}
+
 // TestWhatAStreamThatWasMadeAnewKeepsIsNamed: it may have been restored, with events of an earlier database
 // cluster, whose positions say nothing. So have its archive, what copies it, and what consumers parked of it.
 func TestWhatAStreamThatWasMadeAnewKeepsIsNamed(t *testing.T) {
