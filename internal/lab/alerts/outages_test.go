@@ -164,8 +164,8 @@ var outages = map[string][]phase{
 	"archive_gap": {
 		{begin: "all is well"},
 		{begin: "messages were removed that are not archived", fires: in{
-			`OutflowMaintainFailing{part="archive",code="archive_gap"}`: 18 * minute,
-			"OutflowArchiveBehind": 42 * minute,
+			`OutflowMaintainFailing{part="archive"}`: 18 * minute,
+			"OutflowArchiveBehind":                   42 * minute,
 		}},
 	},
 	"consumer_idle": {
@@ -377,6 +377,21 @@ func TestPartitionsThatCanNotBeReadAnyMoreEnd(t *testing.T) {
 	play(t, []Series{read, {`outflow_partitions_end_timestamp_seconds{slot="s"}`, "300x60"}},
 		[]check{fires("OutflowPartitionsAhead", 60*Step),
 			noOther(60*Step, "OutflowPartitionsAhead", "OutflowDown")})
+	play(t, []Series{read, // one of two can read them
+		{`outflow_partitions_end_timestamp_seconds{slot="s",instance="a"}`, "300x60"},
+		{`outflow_partitions_end_timestamp_seconds{slot="s",instance="b"}`, "300+60x60"}},
+		[]check{noOther(60*Step, "OutflowDown")})
+}
+
+// TestAPartThatFailsInTurnsFails: with another code each time, as while servers come and go.
+func TestAPartThatFailsInTurnsFails(t *testing.T) {
+	t.Parallel()
+	series := func(code, values string) Series {
+		return Series{`outflow_maintain_part_fault{slot="s",part="archive",code="` + code + `"}`, values}
+	}
+	play(t, []Series{series("nats_connect", strings.Repeat("1 1 stale _ ", 18)),
+		series("", strings.Repeat("stale _ 1 1 ", 18))},
+		[]check{fires(`OutflowMaintainFailing{part="archive"}`, 68*Step)})
 }
 
 // TestEachAlertFiresInAnOutage: no alert is untried, and no recording is left over.
