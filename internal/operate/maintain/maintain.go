@@ -44,7 +44,7 @@ type Config struct {
 const (
 	firstPause = time.Second      // before a part that failed for a moment is tried again
 	lookAgain  = time.Second      // so often one that stands by looks whether the other one is gone
-	answer     = 30 * time.Second // how long PostgreSQL may take to say who has the lock
+	answer     = 30 * time.Second // how long PostgreSQL may take to say what it is asked
 	remind     = 10 * time.Minute // so often it is said again that a part fails in the same way
 	advisory   = 0x6f75746d       // the class of the lock; its object is the slot
 

@@ -50,7 +50,7 @@ const (
 )
 
 const (
-	saving  = 5 * time.Second // to load, to look, or to save
+	saving  = 5 * time.Second // to load, or to save
 	longest = 25 * time.Hour  // a part takes less
 )
 
@@ -178,7 +178,7 @@ func (m *Monitor) end(ctx context.Context, conn *pgx.Conn) (unread error) {
 		return nil
 	}
 	if m.Survey != nil && conn != nil {
-		limited, cancel := context.WithTimeout(ctx, saving) // the connection's other user waits
+		limited, cancel := context.WithTimeout(ctx, answer) // the connection's other user waits
 		found, err := watch.ReadPartitions(limited, conn, m.Survey)
 		cancel()
 		if unread = err; err != nil {

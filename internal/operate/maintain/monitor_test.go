@@ -135,3 +135,24 @@ func TestOneThatLostItsConnectionAfterARoundSaysHow(t *testing.T) {
 		t.Errorf("it said:\n%s", said)
 	}
 }
+
+// TestASlowServerKeepsTheLock: each statement of the look at the partitions has a limit of its own. One that
+// answers, however slowly, is not taken for one that does not, by which the connection and the lock are lost.
+func TestASlowServerKeepsTheLock(t *testing.T) {
+	t.Parallel()
+	c, _ := config(t, pgtest.Database(t, pgtest.Server(t)))
+	l := &lock{c: c}
+	defer l.close()
+	must.Succeed(t, l.hold(t.Context()))
+	c.Monitor.Survey = func(ctx context.Context, q catalog.Querier) (p watch.Partitions, err error) {
+		for range 8 { // about so many are sent
+			if err := q.QueryRow(ctx, "SELECT 1 FROM pg_sleep(0.75)").Scan(new(int)); err != nil {
+				return p, err
+			}
+		}
+		return p, nil
+	}
+	if err := c.Monitor.end(t.Context(), l.conn); err != nil || l.conn.IsClosed() {
+		t.Errorf("%v; the connection is lost: %v", err, l.conn.IsClosed())
+	}
+}
