@@ -126,13 +126,16 @@ func (m *Monitor) takeOver(before *watch.Maintained) {
 		p := &m.doc.Parts[i]
 		b := before.Part(p.Name)
 		switch {
-		case b == nil || !p.Succeeded.IsZero():
+		case b == nil || p.Succeeded.After(b.Succeeded):
 		case p.Failing.IsZero(): // it was not run
 			*p = *b
 		default:
 			p.Succeeded = b.Succeeded
-			if !b.Failing.IsZero() { // it has not worked since
+			switch {
+			case !b.Failing.IsZero(): // it has not worked since
 				p.Failing = b.Failing
+			case p.Failing.Before(b.Succeeded): // in this process, before another one had the lock
+				p.Failing = b.Succeeded
 			}
 		}
 	}

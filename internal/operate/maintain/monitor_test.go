@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -154,5 +155,31 @@ func TestASlowServerKeepsTheLock(t *testing.T) {
 	}
 	if err := c.Monitor.end(t.Context(), l.conn); err != nil || l.conn.IsClosed() {
 		t.Errorf("%v; the connection is lost: %v", err, l.conn.IsClosed())
+	}
+}
+
+// TestSinceWhenAPartFailsIsOfWhoeverHadTheLockLast: a process that takes the lock again while NATS is away
+// knows how the parts were when it had it before.
+func TestSinceWhenAPartFailsIsOfWhoeverHadTheLockLast(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	before := func(hours time.Duration) time.Time { return now.Add(-hours * time.Hour) }
+	m := &Monitor{doc: watch.Maintained{Parts: []watch.MaintainPart{
+		{Name: "archive", Succeeded: before(9), Failing: before(8)},
+		{Name: "partition", Succeeded: before(9), Failing: before(8)},
+		{Name: "stream", Succeeded: before(9)},
+		{Name: "works", Succeeded: now}}}}
+	m.takeOver(&watch.Maintained{Parts: []watch.MaintainPart{
+		{Name: "archive", Succeeded: before(2)},
+		{Name: "partition", Succeeded: before(3), Failing: before(1)},
+		{Name: "stream", Succeeded: before(4), Failing: before(3)},
+		{Name: "works", Succeeded: before(2), Failing: before(1)}}})
+	want := []watch.MaintainPart{
+		{Name: "archive", Succeeded: before(2), Failing: before(2)},
+		{Name: "partition", Succeeded: before(3), Failing: before(1)},
+		{Name: "stream", Succeeded: before(4), Failing: before(3)},
+		{Name: "works", Succeeded: now}}
+	if got := m.Maintained().Parts; !slices.Equal(got, want) {
+		t.Errorf("%+v, not %+v", got, want)
 	}
 }
