@@ -5,9 +5,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
+	"github.com/outflowhq/outflow/checkpoint"
 	"github.com/outflowhq/outflow/internal/app/config"
 	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
@@ -76,13 +79,14 @@ func TestPlanSaysThatApplyIsRefused(t *testing.T) {
 	}
 }
 
-// TestTheStreamsOfOthersAreKnown, by their records, as each knows its own.
+// TestTheStreamsOfOthersAreKnown, by their records, as each knows its own. Those of streams that slots had
+// before are there, too: one that outflow uninstall has left, and one of which nobody has removed anything.
 func TestTheStreamsOfOthersAreKnown(t *testing.T) {
 	t.Parallel()
 	ctx, quiet := outboxdb.Within(t), slog.New(slog.DiscardHandler)
 	db, nats := outboxdb.New(t, pgtest.Server(t)), natstest.Server(t).URL()
 	db.Exec(partitioned)
-	slots, all := []string{db.Slot, db.Slot + "_2"}, []lifecycle.Outside{}
+	slots, all := []string{db.Slot, db.Slot + "_2"}, []*command{}
 	t.Cleanup(func() { db.Exec("SELECT pg_drop_replication_slot($1)", slots[1]) })
 	for n := range 4 { // both are set up first
 		i := n % 2
@@ -97,13 +101,28 @@ func TestTheStreamsOfOthersAreKnown(t *testing.T) {
 		l, err := backfill.Open(ctx, cfg, quiet)
 		must.Succeed(t, err)
 		defer l.Close()
-		o, err := (&command{cfg: cfg, l: l}).outside(ctx)
+		rd, err := l.Read(ctx)
 		must.Succeed(t, err)
-		all = append(all, o)
+		former := *rd.Record
+		former.Stream, former.Created = "Z", former.Created.Add(-time.Hour)
+		if i == 1 {
+			former.Creating, former.Base, former.Checkpoints = true, 1, nil
+		}
+		store := checkpoint.NewStore(l.NATS.API(), checkpoint.StoreConfig{Stream: "Z", Slot: slots[i]})
+		must.Succeed(t, store.EnsureBucket(ctx, 1, jetstream.MemoryStorage))
+		_, err = store.Save(ctx, &former, 0)
+		must.Succeed(t, err)
+		all = append(all, &command{cfg: cfg, l: l})
 	}
-	for i, o := range all {
-		if was, of := o.Streams[slots[1-i]], all[1-i].Stream.Created; was.IsZero() || !was.Equal(of) {
-			t.Errorf("the stream of slot %s is of %v, not %v", slots[1-i], was, of)
+	var known [2]lifecycle.Outside
+	for i, c := range all {
+		o, err := c.outside(ctx)
+		must.Succeed(t, err)
+		known[i] = o
+	}
+	for i, o := range known {
+		if was, of := o.Streams[slots[1-i]], known[1-i].Stream.Created; !was.Equal(of) || len(o.Streams) > 1 {
+			t.Errorf("slot %s knows streams of %v, the other one's is of %v", slots[i], o.Streams, of)
 		}
 	}
 }

@@ -207,7 +207,8 @@ func (c *command) outside(ctx context.Context) (o partition.Outside, err error) 
 	o.Readers, o.Streams = c.l.Readers(rd, others), map[string]time.Time{}
 	for _, other := range others {
 		r := other.Record
-		if r != nil {
+		if r != nil && !r.LeftBehind() && other.Slot != c.cfg.Slot &&
+			r.Created.After(o.Streams[other.Slot]) { // the slot may have had a stream of another name
 			o.Streams[other.Slot] = r.Created
 		}
 		if r != nil && apart(r.Mapping, c.l.Layout.Mapping) {
