@@ -329,6 +329,16 @@ func (m *Manager) register(ctx context.Context, s *situation) error {
 func (m *Manager) registerAll(ctx context.Context, tx pgx.Tx, s *situation) error {
 	for _, p := range s.all {
 		before := *p
+		if p.older { // now, and not when it takes its next step: by then they may be others
+			streams, err := json.Marshal(p.Streams)
+			if err == nil {
+				_, err = tx.Exec(ctx, "UPDATE "+m.ledger()+" SET streams = $3::text::jsonb WHERE root = $1 "+
+					"AND name = $2", m.root.Quoted(), p.noted, string(streams))
+			}
+			if err != nil {
+				return err
+			}
+		}
 		switch {
 		case !p.Exists || p.Default || p.Odd != "":
 			continue

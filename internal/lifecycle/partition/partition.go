@@ -56,6 +56,7 @@ type Partition struct {
 	came       State                // how far an earlier run had come, of which this one does a part again
 	Stream     Stream
 	Streams    map[string]verifying // by slots, those there were when the fence was set, and confirmed
+	older      bool                 // an older version has set the fence, and Streams are those of now
 	Inserts    *int64               // Written, as it was last seen to change
 	QuietSince time.Time
 	Sealed     time.Time

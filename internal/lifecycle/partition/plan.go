@@ -289,7 +289,7 @@ func (m *Manager) ofOlder(f *Facts, p *Partition) {
 	if !p.Stream.Created.IsZero() && !f.elsewhere(&m.cfg, p) {
 		own = p.Stream
 	}
-	p.Streams = m.streams(f, own)
+	p.Streams, p.older = m.streams(f, own), true
 	p.fenced()
 }
 

@@ -328,7 +328,7 @@ func TestAFenceShowsNothingOfAnotherOnesFormerStream(t *testing.T) {
 	t.Parallel()
 	for _, whole := range []bool{false, true} {
 		for _, what := range []string{"a new stream", "set up later", "uninstalled for a while", "upgraded",
-			"of an older version", "the same"} {
+			"of an older version", "anew since the older version", "the same"} {
 			for _, first := range []int{0, 1} {
 				w := newWorld(t, pgtest.Server(t), 1)
 				shard, slots, anew := w.shards(), []string{w.Slot, w.Slot + "_2"}, time.Duration(0)
@@ -375,6 +375,12 @@ func TestAFenceShowsNothingOfAnotherOnesFormerStream(t *testing.T) {
 					anew = time.Minute
 				case "of an older version":
 					w.Exec("ALTER TABLE outflow_partitions DROP COLUMN streams")
+				case "anew since the older version":
+					must.Succeed(t, as(0))
+					w.want(0, Verified)
+					w.Exec("ALTER TABLE outflow_partitions DROP COLUMN streams")
+					must.Succeed(t, as(0))
+					anew = time.Minute
 				}
 				if whole && first == 0 {
 					continue // what one has promised the other one is retain.table.keep
