@@ -255,8 +255,8 @@ func (m *Manager) holds(f *Facts, slot string) bool {
 
 // asOne makes of what all who read the table have found out of a partition what this Outflow has.
 func (m *Manager) asOne(f *Facts, p *Partition) {
-	if m.cfg.ID == "" || !f.elsewhere(&m.cfg, p) || p.State != Durable && p.State != Archived &&
-		p.State != Verified {
+	alone := !f.elsewhere(&m.cfg, p) && len(p.VerifiedBy) == 0 // and nobody else was there before
+	if m.cfg.ID == "" || alone || p.State != Durable && p.State != Archived && p.State != Verified {
 		return
 	}
 	by, ok := p.verifiedBy(m.cfg.Slot)

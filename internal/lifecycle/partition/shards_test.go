@@ -436,3 +436,50 @@ func TestTwoOutflowsAreVerifiedEachForItself(t *testing.T) {
 		t.Error("it is still there")
 	}
 }
+
+// TestWhatWasVerifiedStaysSoWithoutTheOtherOutflow, although that one has noted last what it has found, and
+// the stream's limits have removed the messages since. It is compared with a new stream, once.
+func TestWhatWasVerifiedStaysSoWithoutTheOtherOutflow(t *testing.T) {
+	t.Parallel()
+	for _, refused := range []bool{false, true} { // by the other one
+		w := newWorld(t, pgtest.Server(t), 1)
+		shard, slots := w.shards(), []string{w.Slot, w.Slot + "_2"}
+		w.cfg.Keep = time.Hour
+		w.insert(0, 3, true)
+		all := w.published
+		as := func(i int) {
+			shard(i)
+			w.cfg.Own, w.out.Others = "", slots[1-i:2-i]
+		}
+		for _, i := range []int{0, 0, 1} {
+			if as(i); i == 1 && refused {
+				w.published = nil
+			}
+			_, err := w.try()
+			if w.published == nil {
+				wantFault(t, err, outbox.Gap, codeUnpublished)
+			} else {
+				must.Succeed(t, err)
+			}
+		}
+		as(0)
+		w.Exec("SELECT pg_drop_replication_slot($1)", slots[1])
+		w.out.Others, w.out.Streams = nil, nil
+		w.published = nil
+		w.apply()
+		w.published = all
+		w.out.Stream.Created = w.out.Stream.Created.Add(time.Minute)
+		w.seen.Stream = w.out.Stream
+		reads := len(w.reads)
+		for range 2 {
+			w.apply()
+		}
+		if len(w.reads) != reads+1 {
+			t.Errorf("refused %v: the new stream was read %d times", refused, len(w.reads)-reads)
+		}
+		w.cfg.Keep, w.published = 0, nil
+		if w.apply(); w.exists(0) {
+			t.Errorf("refused %v: it is still there", refused)
+		}
+	}
+}
