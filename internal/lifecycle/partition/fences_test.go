@@ -201,12 +201,15 @@ func TestVerifiedRowsThatCantGoStayVerified(t *testing.T) {
 	}
 }
 
-// TestAFenceInTheFutureIsLeftBehindAsTheHintSays: what the fault asks for helps a plain table, too.
+// TestAFenceInTheFutureIsLeftBehindAsTheHintSays: what the fault asks for helps a plain table, too. What was
+// dropped stays so: another table may have its OID.
 func TestAFenceInTheFutureIsLeftBehindAsTheHintSays(t *testing.T) {
 	t.Parallel()
 	w := newPlain(t, pgtest.Majors(t)[0])
 	w.insert(0, 5, true)
 	w.mustRemove()
+	w.Exec("INSERT INTO outflow_partitions (root, root_oid, name, oid, state, system_id) SELECT root, " +
+		"root_oid, 'gone', 1, 'dropped', system_id FROM outflow_partitions LIMIT 1")
 	w.Exec("UPDATE outflow_partitions SET fence = 'FFFFFF/0'")
 	m := w.manager()
 	defer m.Close()
@@ -215,6 +218,9 @@ func TestAFenceInTheFutureIsLeftBehindAsTheHintSays(t *testing.T) {
 	m.Close()
 	_, sql, _ := strings.Cut(f.Hint, "Then: ")
 	w.Exec(sql)
+	if state := w.Text("SELECT state FROM outflow_partitions WHERE name = 'gone'"); state != "dropped" {
+		t.Errorf("one that was dropped is %s", state)
+	}
 	w.mustRemove()
 	w.confirm(w.Slot)
 	if s := w.mustRemove(); s.Rows != 5 {

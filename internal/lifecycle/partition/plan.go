@@ -163,8 +163,8 @@ func (m *Manager) behind(f *Facts, p *Partition) error {
 		Message: fmt.Sprintf("the server's WAL ends at %v, before the fence of %s", f.WALEnd, p.Name),
 		From:    f.WALEnd, To: p.Fence,
 		Hint: fmt.Sprintf("It was restored from an older copy, or is another server: correct postgres.url, "+
-			"or run `outflow repair`. Then: UPDATE %s SET state = 'detaching', fence = NULL WHERE fence > "+
-			"pg_current_wal_insert_lsn()", m.ledger())}
+			"or run `outflow repair`. Then: UPDATE %s SET state = 'detaching', fence = NULL WHERE state <> "+
+			"'dropped' AND fence > pg_current_wal_insert_lsn()", m.ledger())}
 }
 
 func (m *Manager) badKey() error {
