@@ -19,7 +19,7 @@ import (
 const (
 	recordVersion = foundVersion // the newest
 
-	foundVersion = 11 // what each attempt of it had found, which version 10 had for a day, also as a number
+	foundVersion = 11 // what each attempt of it had found; version 10 is read with that, too
 	begunVersion = 10 // what a repair that is under way has begun to publish
 	// an owner, for a stream that clusters share; a hello, of a home for which others publish; checkpoints
 	// with what a home has said, which version 8 had for a day

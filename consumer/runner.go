@@ -44,7 +44,7 @@ type runner struct {
 
 	gapTo uint64 // up to where missing messages that a session found at its start are counted
 
-	shortReplay uint64 // of what was done of the stream of replays, what was told that its end is lost
+	shortReplay uint64 // state.Furthest when it was told last that the end of a replay is lost; 0: never
 
 	past pasts // of Config.Archive
 }

@@ -31,7 +31,7 @@ const (
 
 // maxInMemory is how many ids there are in memory at most, 128 MiB, and twice that while they are put in one
 // list to be sorted. If there are more, they go to the table. They come in parts of partInMemory: a list that
-// grows is copied, which took four times as much for a moment.
+// grows is copied, which takes four times as much for a moment.
 const (
 	maxInMemory  = 8 << 20
 	partInMemory = 1 << 16
