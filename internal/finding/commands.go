@@ -37,9 +37,10 @@ var commands = []Finding{
 		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_empty", Severity: Error, Classes: fatal,
 		Title: "The archive has nothing of the stream",
-		Hint: "If nothing was archived yet, the first segment comes by archive.segment_age, or at once " +
-			"with --now. If something was: are archive.url, with its prefix, and stream those of whoever " +
-			"archives? `outflow archive list` shows what is there."},
+		Hint: "If nothing was archived yet, the first segment is made after archive.segment_age, or at " +
+			"once with --now. If something was: is its volume mounted, and are archive.url, with its " +
+			"prefix, and stream those of whoever archives? `outflow archive list` shows what is there.",
+		Runbook: "[What a gap is](archive.md#a-gap)."},
 	{Code: "archive_denied", Severity: Error, Classes: transient,
 		Title: "The archive may not be read, or written",
 		Hint: "Run the command as the user whose files these are, which is the one that has written them, " +
@@ -62,7 +63,7 @@ var commands = []Finding{
 	{Code: "rows_partition", Severity: Error, Classes: fatal,
 		Title: "A row that is put back has no partition",
 		Hint: "Make it, then run the command again: `outflow partition apply` makes those of now. Where " +
-			"messages carry the time of their rows, a partition has to take that, or a default partition."},
+			"messages carry the time of their rows, the rows need partitions of then, or a default one."},
 	{Code: "rows_origin", Severity: Error, Classes: fatal,
 		Title: "Rows can't be put back in a way that outflow run tells from new ones",
 		Hint: "Rows that are put back need a replication origin. Set replication.origin to own, and let a " +
@@ -91,9 +92,8 @@ var commands = []Finding{
 	{Code: "maintain_absent", Severity: Warning,
 		Title: "Nobody runs outflow maintain any more",
 		Hint: "Start it again: nothing is archived, no partitions are made, and nothing leaves table or " +
-			"stream. It looks at least every maintain.every; from cron, as often as before. Shall nobody " +
-			"maintain any more? `nats kv del` removes key maintained.SLOT of the bucket outflow-STREAM, " +
-			"and with it this finding.",
+			"stream. It looks at least every maintain.every; from cron, as often as before. If nobody is " +
+			"to maintain any more, `nats kv del outflow-STREAM maintained.SLOT` ends this finding.",
 		Runbook: "[Maintain](maintain.md)."},
 	{Code: "maintain_failing", Severity: Warning,
 		Title: "A part of outflow maintain fails",
@@ -120,7 +120,8 @@ var commands = []Finding{
 	{Code: "erase_kept", Severity: Error, Classes: fatal,
 		Title: "Rows of a document stay in the table although they are deleted",
 		Hint: "A trigger (BEFORE DELETE, that returns NULL) keeps them. Let it delete rows for the role " +
-			"that erases, or disable it meanwhile, then run the erasure again.",
+			"that erases, or disable it meanwhile (`ALTER TABLE ... DISABLE TRIGGER`), then run the " +
+			"erasure again.",
 		Runbook: "[What it does, in this order](erasure.md#what-it-does-in-this-order)."},
 	{Code: "erase_forgotten", Severity: Critical, Classes: gap,
 		Title: "The database is from before an erasure, and a repair would publish rows of it",
@@ -300,7 +301,8 @@ var commands = []Finding{
 	{Code: "replay_removed", Severity: Error, Classes: fatal,
 		Title: "Messages were removed while they were replayed",
 		Hint: "What came before them was read in order. Look with --dry-run what there is now, and go " +
-			"on with --from table."},
+			"on with --from table. If the broker has lost the stream's end, run the same command again " +
+			"when Outflow has published that again."},
 	{Code: "replay_table", Severity: Error, Classes: fatal,
 		Title: "The table can't answer how events are chosen",
 		Hint:  "Choose by --doc, --key, --id or --time, as far as the table has such columns."},

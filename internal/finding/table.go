@@ -257,8 +257,8 @@ var table = []Finding{
 		Runbook: "[Retention](retention.md)."},
 	{Code: "partition_blocked", Severity: Warning,
 		Title: "Old rows stay in the outbox, because a slot is behind",
-		Hint: "Let the slot's reader catch up. Does nobody need the slot, and is it of no Outflow? Drop " +
-			"it, or name it in retain.other_slots.",
+		Hint: "Let the slot's reader catch up. Does nobody need the slot, and is it not an Outflow's? " +
+			"Drop it, or name it in retain.other_slots.",
 		Runbook: "[What may go](retention.md#what-may-go)."},
 	{Code: "partition_unpublished", Severity: Error, Classes: gap,
 		Title: "A partition that is to go has rows that were never published",

@@ -117,8 +117,9 @@ Exit code 0, also if there is no segment, 2 for a wrong option, 3 if the folder 
 		}
 		if err == nil && none {
 			a.printf(a.Stdout, "nothing of stream %s is archived yet: a segment is made when it is "+
-				"%v old (archive.segment_age), or at once with --now. If there was one: are "+
-				"archive.url, with its prefix, and stream those of whoever archives?\n",
+				"%v old (archive.segment_age), or at once with --now. If there was one: is "+
+				"its volume mounted, and are archive.url, with its prefix, and stream those of whoever "+
+				"archives?\n",
 				cfg.Stream, cfg.Archive.SegmentAge)
 		}
 		return err

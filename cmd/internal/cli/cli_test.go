@@ -279,7 +279,7 @@ func TestAnArchiveOfNothingIsListed(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if r := outflow(t, nil, "archive", "verify", args[2], args[3]); r.code != 3 ||
-		!strings.Contains(r.stderr, "If nothing was archived yet, the first segment comes by") {
+		!strings.Contains(r.stderr, "If nothing was archived yet, the first segment is made after") {
 		t.Errorf("%+v", r)
 	}
 	if r := outflow(t, nil, append(args, "--json")...); r.code != 0 || r.stdout != "[]\n" {

@@ -59,7 +59,7 @@ func NewDocument(cfg config.Config, r config.Resolved, name string) (*Document, 
 			return d, nil
 		}
 		message = fmt.Sprintf("only header %s has the document, and a header has neither white space at its "+
-			"ends nor line breaks, as this one does", h.Name)
+			"ends nor line breaks, which this document has", h.Name)
 	}
 	return nil, &outbox.Fault{Class: outbox.Fatal, Code: "erase_untold",
 		Message: message + ": which messages are its nobody can tell"}

@@ -395,9 +395,8 @@ func (m *Manager) erasePass(ctx context.Context, d Document) (n int64, err error
 
 // kept is the fault of rows that are not deleted although nothing fails.
 func kept(table string) error {
-	return postgres.Fatal(nil, "erase_kept", "Let the trigger delete rows for this role, or disable it "+
-		"meanwhile: `ALTER TABLE … DISABLE TRIGGER`",
-		"rows of the document stay in %s when they are deleted: a trigger keeps them", table)
+	return postgres.Fatal(nil, "erase_kept", "", "rows of the document stay in %s when they are deleted: a "+
+		"trigger keeps them", table)
 }
 
 // eraseDetached deletes the rows of a partition that is detached. Where it was sealed or verified it stays

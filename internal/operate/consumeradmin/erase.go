@@ -194,9 +194,8 @@ func (d *database) eraseParked(ctx context.Context, name, stream string, erase b
 		case err != nil:
 			return d.failed("erase what consumer "+name+" has parked", err)
 		case kept:
-			return postgres.Fatal(nil, "erase_kept", "Let the trigger delete rows for this role, or disable "+
-				"it meanwhile", "%s: events of the document stay in %s when they are deleted: a trigger "+
-				"keeps them", d.from, d.table("outflow_parked"))
+			return postgres.Fatal(nil, "erase_kept", "", "%s: events of the document stay in %s when they "+
+				"are deleted: a trigger keeps them", d.from, d.table("outflow_parked"))
 		}
 		return nil
 	})
