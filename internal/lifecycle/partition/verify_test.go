@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -459,6 +460,43 @@ func TestAStreamThatIsMadeAnewWhileItIsReadShowsNothing(t *testing.T) {
 	}
 }
 
+// limitedRun is the context of a run whose time is over when that is said, however slow the machine is.
+type limitedRun struct {
+	context.Context
+	over chan struct{}
+}
+
+func (r limitedRun) Done() <-chan struct{} { return r.over }
+
+func (r limitedRun) Err() error {
+	select {
+	case <-r.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// cantReadEverything lets the time of a run be over when everything is read, and returns what makes the
+// context of one.
+func (w *world) cantReadEverything(t *testing.T) (limited func() context.Context) {
+	published, over := w.o.Published, func() {}
+	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
+		seen, err := published(ctx, in, add)
+		if in == (Period{}) {
+			over()
+			<-ctx.Done()
+			err = ctx.Err()
+		}
+		return seen, err
+	}
+	return func() context.Context {
+		run := limitedRun{outboxdb.Within(t), make(chan struct{})}
+		over = sync.OnceFunc(func() { close(run.over) })
+		return run
+	}
+}
+
 // TestARunThatCantReadEverythingLeavesTimeForOthers: to read everything takes longer than a run may, and a
 // row was never published. The next run does not begin with it again.
 func TestARunThatCantReadEverythingLeavesTimeForOthers(t *testing.T) {
@@ -477,29 +515,17 @@ func TestARunThatCantReadEverythingLeavesTimeForOthers(t *testing.T) {
 			w.Exec("UPDATE outflow_partitions SET sealed_at = sealed_at - interval '1 h'")
 		}
 		w.confirm(w.Slot)
-		published := w.o.Published
-		w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
-			seen, err := published(ctx, in, add)
-			if in == (Period{}) {
-				<-ctx.Done()
-				err = ctx.Err()
-			}
-			return seen, err
-		}
+		limited := w.cantReadEverything(t)
 		w.o.Pass, w.o.Turn = &Pass{}, time.Minute
-		ctx, cancel := context.WithTimeout(outboxdb.Within(t), time.Second)
-		defer cancel()
 		m := w.manager()
-		_, err := run(m, ctx)
+		_, err := run(m, limited())
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("plain %v: %v", plain, err)
 		}
 		m.Close()
 		w.o.Pass.again = w.o.Pass.again.Add(time.Hour)
-		ctx, cancel = context.WithTimeout(outboxdb.Within(t), 10*time.Second)
-		defer cancel()
 		m = w.manager()
-		_, err = run(m, ctx)
+		_, err = run(m, limited())
 		wantFault(t, err, outbox.Gap, codeUnpublished)
 		m.Close()
 	}
@@ -514,20 +540,10 @@ func TestWhatCantBeReadInOneRunKeepsNoOtherPartition(t *testing.T) {
 	w.insert(1, 1, true)
 	w.apply()
 	w.confirm(w.Slot)
-	published := w.o.Published
-	w.o.Published = func(ctx context.Context, in Period, add func([16]byte) error) (Seen, error) {
-		seen, err := published(ctx, in, add)
-		if in == (Period{}) {
-			<-ctx.Done()
-			err = ctx.Err()
-		}
-		return seen, err
-	}
+	limited := w.cantReadEverything(t)
 	for range 2 {
-		ctx, cancel := context.WithTimeout(outboxdb.Within(t), 5*time.Second)
-		defer cancel()
 		m := w.manager()
-		if _, err := m.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := m.Apply(limited()); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		m.Close()

@@ -327,13 +327,13 @@ func TestARewindReadsAllThatTheLeaderHas(t *testing.T) {
 // TestMuchThatIsParkedIsComparedAtOnce: a transaction waits meanwhile that keeps all instances waiting.
 func TestMuchThatIsParkedIsComparedAtOnce(t *testing.T) {
 	t.Parallel()
-	all := make([]parkedEvent, 100_000)
+	all := make([]parkedEvent, 200_000) // in the square of their number that takes minutes
 	for i := range all {
 		all[i].ord = int64(i)
 	}
 	begun := time.Now()
 	rest := without(slices.Clone(all), all[1:])
-	if took := time.Since(begun); len(rest) != 1 || took > 3*time.Second {
+	if took := time.Since(begun); len(rest) != 1 || took > 30*time.Second {
 		t.Errorf("%d are left after %v", len(rest), took)
 	}
 }
