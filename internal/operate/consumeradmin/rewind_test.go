@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -327,13 +326,11 @@ func TestARewindReadsAllThatTheLeaderHas(t *testing.T) {
 // TestMuchThatIsParkedIsComparedAtOnce: a transaction waits meanwhile that keeps all instances waiting.
 func TestMuchThatIsParkedIsComparedAtOnce(t *testing.T) {
 	t.Parallel()
-	all := make([]parkedEvent, 200_000) // in the square of their number that takes minutes
+	all := make([]parkedEvent, 1_000_000) // in the square of their number that takes hours
 	for i := range all {
 		all[i].ord = int64(i)
 	}
-	begun := time.Now()
-	rest := without(slices.Clone(all), all[1:])
-	if took := time.Since(begun); len(rest) != 1 || took > 30*time.Second {
-		t.Errorf("%d are left after %v", len(rest), took)
+	if rest := without(slices.Clone(all), all[1:]); len(rest) != 1 {
+		t.Errorf("%d are left", len(rest))
 	}
 }
