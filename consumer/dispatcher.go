@@ -147,8 +147,8 @@ func (d *dispatcher) dispatch(m *stream.Message) error {
 	}
 	partition := partitionOf(e.hash, d.layout.Partitions)
 	w := d.workers[partition]
-	if w != nil && d.source == replay && e.Sequence > d.live[partition].Seq { // it is still to come as itself
-		d.met.passed(partition)
+	if w != nil && d.source == replay && !d.live[partition].covers(offsetOf(e.Sequence, &e.head), true) {
+		d.met.passed(partition) // it is still to come as itself
 		w = nil
 	}
 	if w == nil { // or another instance has it

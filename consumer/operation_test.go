@@ -20,9 +20,11 @@ import (
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
 	"github.com/outflowhq/outflow/internal/lab/await"
+	"github.com/outflowhq/outflow/internal/lab/must"
 	"github.com/outflowhq/outflow/internal/lab/natstest"
 	"github.com/outflowhq/outflow/internal/lab/pgtest"
 	"github.com/outflowhq/outflow/internal/lab/tier"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // read is up to where the newest reader has read.
@@ -519,6 +521,58 @@ func TestAReplayOfWhatIsStillToComeAddsNoEffect(t *testing.T) {
 	slices.Sort(replayed)
 	if len(replayed) != 12 || replayed[11] != 12 {
 		t.Errorf("replayed are %v, want 1 to 12", replayed)
+	}
+}
+
+// TestAReplayOfWhatComesAgainHasItsEffect: the broker lost what was done and kept its last sequence. It is
+// done under its new sequences as well, whether a session has found that out before or not.
+func TestAReplayOfWhatComesAgainHasItsEffect(t *testing.T) {
+	t.Parallel()
+	for _, found := range []bool{false, true} {
+		w, s := newHarness(t), &publisher{}
+		js, _ := realStream(t, jetstream.StreamConfig{})
+		all := s.events(12, 3)
+		publish(t, js, all...)
+		first := w.start(w.onStream(js, nil), handler)
+		w.await(all)
+		w.awaitOffsets(12)
+		first.stopped()
+		st, err := js.Stream(t.Context(), "OUTBOX")
+		for seq := uint64(9); seq <= 12 && err == nil; seq++ {
+			err = st.DeleteMsg(t.Context(), seq)
+		}
+		must.Succeed(t, err)
+		again := *all[8]
+		again.Header = maps.Clone(again.Header)
+		again.Header.Set(outbox.HeaderLost, "9")
+		publish(t, js, append([]*stream.Message{&again}, all[9:]...)...)
+		if found {
+			w.exec("UPDATE outflow_mark SET holed = true")
+		}
+		createStream(t, js, jetstream.StreamConfig{Name: replayStream("OUTBOX"),
+			Subjects: []string{"_outflow_replay.OUTBOX.>"}})
+		next := s.event("d1")
+		publishReplayed(t, js, 12, append(all[8:12:12], next))
+		publish(t, js, next)
+		var mu sync.Mutex
+		var replayed []uint64
+		r := w.start(w.onStream(js, nil), func(ctx context.Context, tx pgx.Tx, e *Event) error {
+			if !e.Replayed {
+				return handler(ctx, tx, e)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			replayed = append(replayed, e.Sequence)
+			return nil
+		})
+		all = append(all, next)
+		w.await(all)
+		r.stopped()
+		w.exactly(all)
+		slices.Sort(replayed)
+		if !slices.Equal(replayed, []uint64{13, 14, 15, 16}) {
+			t.Errorf("found %v: replayed are %v, want 13 to 16", found, replayed)
+		}
 	}
 }
 

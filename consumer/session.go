@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
+	"github.com/outflowhq/outflow/outbox"
 )
 
 // session claims partitions, reads any replay for this consumer, and then the stream.
@@ -404,6 +406,24 @@ func (r *runner) tellShortReplay(now stream.State, st *state) {
 		now.Last, "done", st.Furthest)
 }
 
+// doneLive is what is done of the live stream, which is compared with its offsets only when it is read: where
+// the broker has lost the message of one by now, what comes again under new sequences is done as well.
+func (r *runner) doneLive(ctx context.Context, st *state) (offsets, error) {
+	all := maps.Clone(st.Offsets[live])
+	err := r.keeping(ctx, func(ctx context.Context) error {
+		src := r.live()
+		now, err := stateOf(ctx, src)
+		if err != nil || !st.Created[live].Equal(now.Created) {
+			return err
+		}
+		return (&streamCheck{}).findLost(ctx, &r.cfg, src, now, all)
+	})
+	if outbox.FaultOf(err) != nil || notFound(err) { // it is told then
+		return st.Offsets[live], nil
+	}
+	return all, err
+}
+
 // readReplays reads the events that were replayed to this consumer, until there are no more.
 func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) error {
 	if r.js == nil || r.cfg.hooks.Source != nil {
@@ -445,7 +465,9 @@ func (r *runner) readReplays(ctx context.Context, st *state, parking *parking) e
 		}
 		r.cfg.Log.Info("reading a replay", "stream", src.stream, "to", last)
 		p := r.newRun(st, replay, src, parking)
-		p.live = st.Offsets[live]
+		if p.live, err = r.doneLive(ctx, st); err != nil {
+			return err
+		}
 		if err := p.read(ctx, last, st.Offsets[replay]); err != nil {
 			return err
 		}
