@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -220,6 +221,36 @@ func TestAReplayThatGoesOnMissesTheStreamsEnd(t *testing.T) {
 			t.Errorf("behind %d, to %d: %v", c.seq, c.end, err)
 		}
 	}
+}
+
+// TestFewMessagesAreReadFromTheLeader: a replica that lags does not have them yet, and nobody removed them.
+func TestFewMessagesAreReadFromTheLeader(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	w.publish("outbox.a", true)
+	for range 58 {
+		w.publish("outbox.b", true)
+	}
+	w.publish("outbox.a", true)
+	src, sum, n := w.source(&Selection{Filter: "outbox.a"}), &Summary{}, 0
+	must(t, src.summarize(t.Context(), 0, sum, nil))
+	src.stream = behind{src.stream}
+	must(t, src.each(t.Context(), 0, sum, func(m *Message) error {
+		if n++; string(m.Data) != "{}" || m.Header.Get(outbox.HeaderName) != header(m.Seq) {
+			t.Errorf("%+v", m)
+		}
+		return nil
+	}))
+	if n != 2 {
+		t.Errorf("%d of 2 events", n)
+	}
+}
+
+// behind is a stream whose messages a replica is asked for that has none yet.
+type behind struct{ jetstream.Stream }
+
+func (behind) GetMsg(context.Context, uint64, ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	return nil, jetstream.ErrMsgNotFound
 }
 
 // TestRetentionPassesTheStreamBeforeItIsRead: messages that go after it was looked whether all are there are

@@ -63,12 +63,12 @@ func (s *streamSource) open(ctx context.Context) error {
 		s.first = s.last + 1
 		return nil
 	}
-	m, err := st.GetMsg(ctx, s.first)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return fmt.Errorf("stream %s: its first message went away while it was read", s.name)
-	}
+	m, err := s.get(ctx, jsapi.MessageRequest{Seq: s.first})
 	if err != nil {
-		return fmt.Errorf("stream %s: read sequence %d: %w", s.name, s.first, err)
+		return err
+	}
+	if m == nil {
+		return fmt.Errorf("stream %s: its first message went away while it was read", s.name)
 	}
 	s.firstAt = m.Time
 	s.setHeader(m.Subject, m.Header)
@@ -238,12 +238,14 @@ func (s *streamSource) summarize(ctx context.Context, after uint64, sum *Summary
 }
 
 func (s *streamSource) fetchBody(ctx context.Context, m *Message) error {
-	full, err := s.stream.GetMsg(ctx, m.Seq)
-	if err != nil {
-		return fmt.Errorf("stream %s: read sequence %d: %w", s.name, m.Seq, err)
+	full, err := s.get(ctx, jsapi.MessageRequest{Seq: m.Seq})
+	if err == nil && full == nil {
+		err = s.removed(m.Seq)
 	}
-	m.Data = full.Data
-	return nil
+	if err == nil {
+		m.Data = full.Data
+	}
+	return err
 }
 
 // each calls f with each message of the selection behind a sequence. It fails if messages that sum counted
@@ -283,20 +285,41 @@ func (s *streamSource) vanished(what string) error {
 		"what there is now, and go on with --from table")
 }
 
+func (s *streamSource) removed(seq uint64) error {
+	return s.vanished(fmt.Sprintf("sequence %d was removed from stream %s while it was read", seq, s.name))
+}
+
+// get reads a message from the stream's leader: a replica that lags may not have it yet. nil: there is none.
+func (s *streamSource) get(ctx context.Context, r jsapi.MessageRequest) (*Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	raw, err := s.api.Message(ctx, s.name, r)
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: read sequence %d: %w", s.name, r.Seq, err)
+	}
+	if raw == nil {
+		return nil, nil
+	}
+	m := &Message{Seq: raw.Seq, Subject: raw.Subject, Data: raw.Data, Time: raw.Time}
+	if len(raw.Header) > 0 {
+		if m.Header, err = nats.DecodeHeadersMsg(raw.Header); err != nil {
+			return nil, fmt.Errorf("stream %s, sequence %d: headers: %w", s.name, raw.Seq, err)
+		}
+	}
+	return m, nil
+}
+
 // fetch reads messages one by one.
 func (s *streamSource) fetch(ctx context.Context, sequences []uint64, f func(*Message) error) error {
 	defer progress.Wait(ctx, "waiting for NATS: messages of stream "+s.name)()
 	for _, seq := range sequences {
-		raw, err := s.stream.GetMsg(ctx, seq)
-		switch {
-		case errors.Is(err, jetstream.ErrMsgNotFound):
-			return s.vanished(fmt.Sprintf("sequence %d was removed from stream %s while it was read", seq,
-				s.name))
-		case err != nil:
-			return fmt.Errorf("stream %s: read sequence %d: %w", s.name, seq, err)
+		m, err := s.get(ctx, jsapi.MessageRequest{Seq: seq})
+		if err == nil && m == nil {
+			err = s.removed(seq)
 		}
-		m := &Message{Seq: raw.Sequence, Subject: raw.Subject, Header: raw.Header, Data: raw.Data,
-			Time: raw.Time}
+		if err != nil {
+			return err
+		}
 		if err := s.event(m, f); err != nil {
 			return err
 		}
