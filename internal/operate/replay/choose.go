@@ -3,9 +3,11 @@ package replay
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	"github.com/outflowhq/outflow/internal/app/progress"
 	"github.com/outflowhq/outflow/internal/app/units"
+	"github.com/outflowhq/outflow/internal/jsapi"
 	"github.com/outflowhq/outflow/outbox"
 )
 
@@ -22,7 +24,7 @@ type choice struct {
 // still has of the selection: then, as far as can be known, the table lacks nothing. If both lack something
 // they are not mixed, because the order between them would be made up.
 func (r *replay) choose(ctx context.Context) (choice, error) {
-	if err := r.shortened(); err != nil {
+	if err := r.shortened(ctx); err != nil {
 		return choice{}, err
 	}
 	switch {
@@ -72,9 +74,9 @@ func (r *replay) choose(ctx context.Context) (choice, error) {
 	return r.compare(ctx, why)
 }
 
-// shortened returns an error if the stream ends before what a replay that goes on has yet to read: that would
-// be left out, and the replay count as done.
-func (r *replay) shortened() error {
+// shortened returns an error if the stream ends before what a replay that goes on has yet to read, or comes
+// again behind that: it would be left out, and the replay count as done.
+func (r *replay) shortened(ctx context.Context) error {
 	if r.resume == nil || r.resume.from != FromStream {
 		return nil
 	}
@@ -82,13 +84,43 @@ func (r *replay) shortened() error {
 	if end := r.o.Selection.Seq.To; end != nil {
 		to = min(to, *end)
 	}
-	if r.resume.seq >= to || r.stream.last >= to {
+	if r.resume.seq >= to {
 		return nil
+	}
+	if r.stream.last >= to {
+		return r.lostEnd(ctx, to)
 	}
 	return fatal("replay_removed", fmt.Sprintf("stream %s ends at sequence %d, and replay %s was to read up "+
 		"to %d: the broker has lost the stream's end, or it was made anew", r.stream.name, r.stream.last,
 		r.o.ID, to), "When Outflow has published again what was lost, run the same command again; otherwise "+
 		"begin with another --replay-id")
+}
+
+// lostEnd returns an error if the broker has lost the message up to which is read, and kept the stream's last
+// sequence: what it lost comes again under new ones.
+func (r *replay) lostEnd(ctx context.Context, to uint64) error {
+	s := r.stream
+	if to < s.info.State.FirstSeq || s.erased().Has(to) { // see holds
+		return nil
+	}
+	m, err := s.get(ctx, jsapi.MessageRequest{Seq: to})
+	if m != nil || err != nil {
+		return err
+	}
+	where := "has yet to come again"
+	m, err = s.get(ctx, jsapi.MessageRequest{Seq: to, Next: ">"})
+	if err != nil {
+		return err
+	}
+	if m != nil {
+		if lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64); err != nil || lost > to {
+			return nil // somebody deleted it
+		}
+		where = fmt.Sprintf("comes again from sequence %d on", m.Seq)
+	}
+	return fatal("replay_removed", fmt.Sprintf("sequence %d of stream %s is gone, and replay %s was to read "+
+		"up to it: what the broker has lost %s", to, s.name, r.o.ID, where),
+		"When Outflow has published again what was lost, begin with another --replay-id")
 }
 
 // compareBatch is how many ids the table is asked for at a time.

@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -221,6 +222,44 @@ func TestAReplayThatGoesOnMissesTheStreamsEnd(t *testing.T) {
 			t.Errorf("behind %d, to %d: %v", c.seq, c.end, err)
 		}
 	}
+}
+
+// TestAReplayThatGoesOnMissesWhatComesAgainBehindItsEnd: the broker lost the stream's end, and kept its last
+// sequence. What somebody deleted there does not come again, and is not missed.
+func TestAReplayThatGoesOnMissesWhatComesAgainBehindItsEnd(t *testing.T) {
+	t.Parallel()
+	w := newSeam(t)
+	for range 60 {
+		w.publish("outbox.a", true)
+	}
+	gone := func(from, to uint64) {
+		for seq := from; seq <= to; seq++ {
+			must(t, w.s.DeleteMsg(t.Context(), seq))
+		}
+	}
+	missed := func(seq, end uint64, words string) {
+		t.Helper()
+		r := &replay{stream: w.source(&Selection{}),
+			resume: &resumePoint{from: FromStream, seq: seq, end: end}}
+		_, err := r.choose(t.Context())
+		f := outbox.FaultOf(err)
+		if words == "" && err != nil || words != "" && (f == nil || f.Code != "replay_removed" ||
+			!strings.Contains(f.Message, words)) {
+			t.Errorf("behind %d, to %d: %v", seq, end, err)
+		}
+	}
+	gone(51, 60)
+	missed(30, 60, "has yet to come again")
+	_, err := w.js.PublishMsg(t.Context(), &nats.Msg{Subject: "outbox.a", Data: []byte("{}"),
+		Header: nats.Header{outbox.HeaderName: {header(51)}, outbox.HeaderLost: {"51"}}})
+	must(t, err)
+	missed(30, 60, "comes again from sequence 61 on")
+	missed(30, 50, "")
+	missed(30, 61, "")
+	w.publish("outbox.a", true)
+	w.publish("outbox.a", true)
+	gone(62, 62)
+	missed(61, 62, "")
 }
 
 // TestFewMessagesAreReadFromTheLeader: a replica that lags does not have them yet, and nobody removed them.
