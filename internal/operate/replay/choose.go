@@ -172,6 +172,8 @@ func (r *replay) compare(ctx context.Context, why string) (choice, error) {
 				"the table has", units.Of(left.Events, "event")))
 	}
 	switch {
+	case r.cfg.Archive.URL != "" && r.stream.info == nil: // it is read together with the stream
+		return choice{}, demand("nor is its archive read without it, so nobody knows what has left the table")
 	case r.cfg.Archive.URL != "" && r.stream.past == nil && r.stream.first != 1:
 		// rows leave the table as soon as they are archived
 		return choice{}, demand("nor does the archive have them (is archive.url the right one, and " +

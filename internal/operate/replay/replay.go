@@ -293,6 +293,9 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 		if err := r.needTable(ctx); err != nil {
 			return nil, err
 		}
+		if err := r.warn(ctx); err != nil {
+			return nil, err
+		}
 		if behind != nil {
 			if err := r.table.checkResumable(ctx, r.o.ID, *behind); err != nil {
 				return nil, err
@@ -350,6 +353,18 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 		err = r.guard.End(ctx)
 	}
 	return rep, errors.Join(err, finish())
+}
+
+// warn says that the table is not read with what has left it: without archive.url nobody looks for that.
+func (r *replay) warn(ctx context.Context) error {
+	if r.cfg.Archive.URL != "" {
+		return nil
+	}
+	left, err := r.table.left(ctx)
+	if left != "" {
+		progress.Step(ctx, "warning: %s, and archive.url is not set: what was in there is not replayed", left)
+	}
+	return err
 }
 
 // allIDs makes sure that every id of a list was found.

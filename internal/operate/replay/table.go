@@ -140,6 +140,28 @@ func pickTime(t catalog.Table, wanted string) (string, error) {
 	return "", nil
 }
 
+// left says how many partitions have left the table, as far as the table of states beside it says; "": none.
+func (t *tableSource) left(ctx context.Context) (string, error) {
+	n, of, q, name := 0, t.snap.Table(), t.snap.Querier(), "table "+t.layout.Mapping.Table
+	kept, err := catalog.Beside(ctx, q, of, catalog.PartitionStates)
+	for _, states := range kept {
+		if err != nil || !states.Readable {
+			continue
+		}
+		var gone int
+		err = q.QueryRow(ctx, "SELECT count(*) FROM "+states.Table+" l WHERE "+catalog.OfRoot+
+			" AND l.state IN ('dropped', 'kept')", of.OID, of.Quoted()).Scan(&gone)
+		n += gone
+	}
+	switch {
+	case err != nil || n == 0:
+		return "", err
+	case !of.Partitioned:
+		return "rows have left " + name, nil
+	}
+	return fmt.Sprintf("%s %s left %s", units.Of(n, "partition"), units.Agree(n, "has", "have"), name), nil
+}
+
 // note says how reading the table differs from reading the stream.
 func (t *tableSource) note() string {
 	text := ""

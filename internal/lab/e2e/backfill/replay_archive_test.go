@@ -114,4 +114,33 @@ func TestAReplayWhoseArchiveIsAwayIsNotMadeOfWhatTheTableHasLeft(t *testing.T) {
 	}
 	o.MustRun("replay", "--seq", "25..")
 	o.MustStop(t)
+	harness.Must(t, s.DeleteStream(t.Context(), o.Stream))
+	o.MustFail(3, []string{"replay"}, "replay_unsure", "does not exist", "nor is its archive read without it")
+}
+
+// TestAReplayOfTheTableSaysThatPartitionsHaveLeftIt: without archive.url nobody looks who has them.
+func TestAReplayOfTheTableSaysThatPartitionsHaveLeftIt(t *testing.T) {
+	t.Parallel()
+	o, conn, _ := harness.Install(t, pgtest.Server(t), natstest.Server(t).URL(), "replayleft",
+		"INIT_PARTITION_BY=written_at")
+	o.Init()
+	harness.Insert(t, conn, "doc", 1, "{}")
+	o.MustRun("partition", "apply")
+	for _, c := range []struct {
+		sql, url string
+		warns    bool
+	}{
+		{"SELECT", "", false},
+		{"UPDATE outflow_partitions SET state = 'dropped' WHERE name IN (SELECT name " +
+			"FROM outflow_partitions ORDER BY upper DESC LIMIT 2)", "", true},
+		{"SELECT", "file://" + t.TempDir(), false},
+	} {
+		harness.Exec(t, conn, c.sql)
+		out, said, code := o.Run("replay", "--from", "table", "--archive.url", c.url)
+		warns := strings.Contains(said, "warning: 2 partitions have left table public.outbox, and "+
+			"archive.url is not set")
+		if code != 0 || strings.Count(out, "\n") != 1 || warns != c.warns {
+			t.Errorf("%+v: exit code %d: %s%s", c, code, out, said)
+		}
+	}
 }
