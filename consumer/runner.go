@@ -45,6 +45,7 @@ type runner struct {
 	gapTo uint64 // up to where missing messages that a session found at its start are counted
 
 	shortReplay uint64 // state.Furthest when it was told last that the end of a replay is lost; 0: never
+	seenReplay  uint64 // the newest replayed event at which it was looked whether others took its place
 
 	past pasts // of Config.Archive
 }

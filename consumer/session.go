@@ -382,6 +382,11 @@ func (r *runner) replayed(ctx context.Context, st *state) (created time.Time, la
 		r.tellShortReplay(now, st)
 		last, err = src.last(ctx)
 	}
+	if err == nil && last != r.seenReplay && st.Created[replay].Equal(now.Created) {
+		if err = r.tellTakenReplay(ctx, src, newest(st.Offsets[replay].list())); err == nil {
+			r.seenReplay = last
+		}
+	}
 	if err != nil || last == 0 {
 		return created, 0, false, err
 	}
@@ -404,6 +409,24 @@ func (r *runner) tellShortReplay(now stream.State, st *state) {
 	r.cfg.Log.Warn("the broker lost the end of a replay: go on with it by its --replay-id first, as what is "+
 		"replayed next is passed over up to what is done", "stream", replayStream(r.cfg.Stream), "last",
 		now.Last, "done", st.Furthest)
+}
+
+// tellTakenReplay says that others were replayed where the broker had lost the end of a replay that is done:
+// they are passed over like that. A replay of the table that goes on gives its rows other positions.
+func (r *runner) tellTakenReplay(ctx context.Context, src *streamSource, done offset) error {
+	if !done.known() {
+		return nil
+	}
+	m, err := src.Get(ctx, done.Seq)
+	if m == nil || err != nil || !strings.HasPrefix(m.Subject, replayPrefix(r.cfg.Stream, r.cfg.Name)) ||
+		done.Pos.Repaired() && m.Header.Get(replaySequenceHeader) == "" {
+		return err
+	}
+	if h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName)); err != nil || h.Pos != done.Pos {
+		r.cfg.Log.Warn("the broker lost the end of a replay, and others were replayed in its place: what "+
+			"lies up to what is done is passed over, replay it again", "stream", src.stream, "done", done.Seq)
+	}
+	return nil
 }
 
 // doneLive is what is done of the live stream, which is compared with its offsets only when it is read: where

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outflowhq/outflow/consumer/internal/stream"
@@ -513,6 +514,48 @@ func TestAnotherLayoutLeavesRoomForALostEndOfAReplay(t *testing.T) {
 	st.Furthest = 3
 	if err := r.checkBarrier(t.Context(), st, newMemoryStream(), 0); !errors.Is(err, errBarrier) {
 		t.Errorf("where nothing is lost: %v", err)
+	}
+}
+
+// TestAReplayInPlaceOfALostOneIsTold: the broker lost what was done, and others came under its sequences
+// before the consumer saw that. A replay of the table that goes on gives its rows other positions.
+func TestAReplayInPlaceOfALostOneIsTold(t *testing.T) {
+	t.Parallel()
+	w, s := newHarness(t), &publisher{}
+	js, _ := realStream(t, jetstream.StreamConfig{})
+	all := s.events(4, 1)
+	publishReplay(t, js, all[:3])
+	row := outbox.Header{Pos: outbox.Position{LSN: 5, Index: outbox.RepairedIndex}, Of: 1}
+	all[3].Subject = replayPrefix("OUTBOX", "orders") + all[3].Subject
+	all[3].Header = nats.Header{"Outflow-Replay": {"r1"}, outbox.HeaderName: {row.String()}}
+	publish(t, js, all[3])
+	h, err := outbox.ParseHeader(all[2].Header.Get(outbox.HeaderName))
+	must.Succeed(t, err)
+	other := h
+	other.Pos.LSN--
+	row.Pos.LSN--
+	for _, c := range []struct {
+		at    offset
+		taken bool
+	}{
+		{offsetOf(3, &h), false}, {offsetOf(3, &other), true},
+		{offsetOf(4, &row), false}, {offset{Seq: 3}, false},
+	} {
+		in := w.onStream(js, nil)
+		r := &runner{Consumer: in, store: newDocumentStore(&memoryCell{}, &in.cfg)}
+		now, err := stateOf(t.Context(), r.replay())
+		must.Succeed(t, err)
+		st := &state{Created: map[string]time.Time{replay: now.Created},
+			Offsets: map[string]offsets{replay: {0: c.at}}}
+		var log bytes.Buffer
+		in.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+		for range 2 {
+			_, _, _, err := r.replayed(t.Context(), st)
+			must.Succeed(t, err)
+		}
+		if n := strings.Count(log.String(), "others were replayed in its place"); n != b2i(c.taken) {
+			t.Errorf("%+v: told %d times: %s", c, n, &log)
+		}
 	}
 }
 
