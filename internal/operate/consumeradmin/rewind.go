@@ -490,6 +490,8 @@ func (a *Admin) rewindDatabase(ctx context.Context, stream jetstream.Stream, r R
 		if err == nil {
 			kept, err = a.again(ctx, s, now.To, parked)
 			now.Parked = len(kept)
+			// What stays is looked at again: its partition may run, and come to the place meanwhile.
+			parked = slices.DeleteFunc(parked, func(e parkedEvent) bool { return s.keeps(e, now.To) })
 		}
 		return now, err
 	}
@@ -551,7 +553,7 @@ func without(all, others []parkedEvent) []parkedEvent {
 func (a *Admin) again(ctx context.Context, s *state, to uint64, parked []parkedEvent) ([]int64, error) {
 	kept, elsewhere := []int64{}, map[event][]int64{}
 	for ; len(parked) > 0 && uint64(parked[0].seq) <= to; parked = parked[1:] {
-		if e := parked[0]; s.offsets[e.hash%int64(len(s.offsets))].Seq > to {
+		if e := parked[0]; !s.keeps(e, to) {
 			elsewhere[e.event] = append(elsewhere[e.event], e.ord)
 		}
 	}
@@ -576,6 +578,11 @@ func (a *Admin) again(ctx context.Context, s *state, to uint64, parked []parkedE
 	}
 	republished, err := a.republished(ctx, to, elsewhere)
 	return append(kept, republished...), err
+}
+
+// keeps reports whether an event was parked before a place to which its partition has not come.
+func (s *state) keeps(e parkedEvent, to uint64) bool {
+	return uint64(e.seq) <= to && s.offsets[e.hash%int64(len(s.offsets))].Seq <= to
 }
 
 // republished returns those of rows whose events archive or stream have behind a place under another

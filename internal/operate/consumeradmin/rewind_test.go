@@ -2,6 +2,7 @@ package consumeradmin
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -278,6 +279,41 @@ func TestARewindTakesOutWhatWasPublishedAgainBehindIt(t *testing.T) {
 		return nil
 	}}))
 	if got := w.text("SELECT seq::text FROM outflow_parked ORDER BY seq"); got != "11 13" {
+		t.Errorf("parked %s", got)
+	}
+}
+
+// TestARewindTakesOutWhatComesAgainInAPartitionThatRuns: it had not come to the place when it was asked
+// about, and is set back all the same.
+func TestARewindTakesOutWhatComesAgainInAPartitionThatRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.park("d3", 13) // of partition 0
+	must(t, w.live.DeleteMsg(t.Context(), 13))
+	w.publish(w.JS, "outbox.d3", 13)
+	running := w.connect()
+	moved := make(chan error, 1)
+	asked := func(p *Plan) error {
+		if p.Parked != 0 {
+			t.Errorf("%d are taken out, want 0", p.Parked)
+		}
+		tx, err := running.Begin(t.Context())
+		must(t, err)
+		_, err = tx.Exec(t.Context(), "UPDATE outflow_mark SET seq = 20 WHERE name = 'texts' "+
+			"AND partition = 0")
+		must(t, err)
+		go func() {
+			for waits := false; err == nil && !waits; {
+				err = tx.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted "+
+					"AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))").Scan(&waits)
+			}
+			moved <- cmp.Or(err, tx.Commit(t.Context()))
+		}()
+		return nil
+	}
+	must(t, w.Rewind(t.Context(), Rewind{Name: "texts", To: "seq:15", Running: true, Confirm: asked}))
+	must(t, <-moved)
+	if got := w.text("SELECT seq::text FROM outflow_parked"); got != "" {
 		t.Errorf("parked %s", got)
 	}
 }
