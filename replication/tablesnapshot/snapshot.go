@@ -389,6 +389,10 @@ func (s *Snapshot) TryRows(ctx context.Context, q Query, f func(values [][]byte)
 	return err
 }
 
+// ofCondition are the classes of the errors that a condition has whenever it is tried: of its text, of what it
+// names, of the values that it is given, of functions that it calls.
+var ofCondition = []string{"0A", "21", "22", "2F", "38", "39", "3F", "42", "P0"}
+
 func (s *Snapshot) rowsFault(q Query, err error) error {
 	table, quoted := s.table.Schema+"."+s.table.Name, s.table.Quoted()
 	if s.former != nil {
@@ -419,7 +423,7 @@ func (s *Snapshot) rowsFault(q Query, err error) error {
 			"that they have in %s, or drop it: its rows that are not published are lost then",
 			s.former.Quoted(), s.table.Quoted()), "tables %s can't be read as one: their columns differ",
 			table)
-	case q.Where != "" && (strings.HasPrefix(state, "42") || strings.HasPrefix(state, "22")):
+	case q.Where != "" && slices.Contains(ofCondition, state[:min(2, len(state))]):
 		return &outbox.Fault{
 			Class: outbox.Usage, Code: "where", Message: fmt.Sprintf("--where %q is no condition on table %s",
 				q.Where, table), Err: err,

@@ -50,7 +50,21 @@ func TestASnapshotReadsTheRowsOfItsMoment(t *testing.T) {
 		!slices.Equal(got, []string{"a 3 {}", `b 2 {"n": 1.10}`}) {
 		t.Errorf("%q, %v", got, err)
 	}
-	wantFault(t, rows(Query{Where: "true; DROP TABLE outbox"}), outbox.Usage, "where")
+	d.Exec(`CREATE FUNCTION refuse() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE 'no'; END$$`)
+	for _, where := range []string{"public.refuse()", "counter = (SELECT generate_series(1, 2))",
+		"gone.refuse()", "true; DROP TABLE outbox"} {
+		snap, err := Open(within(t), d.cfg, "")
+		must.Succeed(t, err)
+		defer snap.Close()
+		q := Query{Mapping: outboxdb.Mapping, ID: "id", Columns: []string{"id"}}
+		none := func([][]byte) error { return nil }
+		for range 2 { // the snapshot is still of use
+			q.Where = where
+			wantFault(t, snap.TryRows(within(t), q, none), outbox.Usage, "where")
+			q.Where = ""
+			must.Succeed(t, snap.TryRows(within(t), q, none))
+		}
+	}
 }
 
 // The table that was published before may have other columns: then the two can't be read as one, and that is
