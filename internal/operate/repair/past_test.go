@@ -100,10 +100,15 @@ func TestAnEmptyStreamIsNotFilledFromTheTableAlone(t *testing.T) {
 func TestARepairWithoutAMissingRowSaysWhatItCannotFind(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, _, db := archived(t, 1, rows)
-	cfg.Archive.URL = ""
 	db.Exec("DELETE FROM outbox")
 	_, js := natstest.Connect(t, cfg.NATS.URL)
 	must.Succeed(t, js.DeleteStream(ctx, "OUTBOX"))
+	report, err := Run(ctx, cfg, quiet, Options{})
+	outboxdb.WantFault(t, err, outbox.Gap, "stream_missing")
+	if text := strings.Join(report.Lines(), "\n"); strings.Contains(text, "can't be found") {
+		t.Errorf("the archive has them\n%s", text)
+	}
+	cfg.Archive.URL = ""
 	for _, accept := range []string{"", "stream_missing"} {
 		report, err := Run(ctx, cfg, quiet, Options{Accept: accept})
 		text := strings.Join(report.Lines(), "\n")

@@ -18,7 +18,7 @@ type Report struct {
 
 	EarlierWhere []string `json:"earlier_where,omitempty"`
 
-	newSlot, despite bool
+	newSlot, despite, restore bool
 
 	Fault   string     `json:"fault,omitempty"` // the code that outflow run would stop with; "": no gap
 	Beneath string     `json:"beneath,omitempty"`
@@ -88,7 +88,7 @@ func (r *Report) planned(p *plan) {
 	if p.erasures != nil {
 		r.Notes = append(r.Notes, p.erasures.Message)
 	}
-	if p.archived != nil {
+	if r.restore = p.archived != nil; r.restore {
 		r.Notes, r.Command = append(r.Notes, p.archived.Message), "outflow archive restore"
 	}
 	if s := p.scan; s != nil {
@@ -170,6 +170,7 @@ func (r *Report) Lines() []string {
 			add("last     %v", r.Last)
 		}
 		switch {
+		case r.restore: // what the table has no more comes from the archive
 		case r.Missing > 0 && !r.Repaired:
 			add("note     rows that were in the table before outflow init, and rows whose messages " +
 				"somebody removed, count as missing: leave them out with --where. " +
