@@ -101,6 +101,18 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
 	killed(t, ctx, cfg, Options{Accept: "slot_missing", Where: "doc_id = 'e' AND counter < 3"})
+	grownOld(t, ctx, cfg, s, Options{Accept: "repair_unfinished", Where: "doc_id = 'e'"})
+	m, err := s.GetMsg(ctx, rows+3)
+	must.Succeed(t, err)
+	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
+	if err != nil || h.Pos.Index != outbox.RepairedIndex+rows+2 { // it is one event's for ever
+		t.Errorf("%v, %v", h, err)
+	}
+}
+
+// grownOld is a repair for which two rows are left to publish, when all messages have become too old.
+func grownOld(t *testing.T, ctx context.Context, cfg config.Config, s jetstream.Stream, o Options) {
+	t.Helper()
 	keeps := func(age time.Duration) {
 		info, err := s.Info(ctx)
 		must.Succeed(t, err)
@@ -115,16 +127,32 @@ func TestWhatWasPublishedMayBeTooOld(t *testing.T) {
 		}
 		return err
 	})
-	o := Options{Accept: "repair_unfinished", Where: "doc_id = 'e'", sent: func() { keeps(time.Hour) }}
+	o.sent = func() { keeps(time.Hour) }
 	report, err := run(ctx, cfg, o)
 	if err != nil || report.Published != 2 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	m, err := s.GetMsg(ctx, rows+3)
+}
+
+// TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow when all of them are gone: as many sequences are, and
+// one of them was his.
+func TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
+	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	killedInside(t, ctx, cfg, o)
+	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
-	h, err := outbox.ParseHeader(m.Header.Get(outbox.HeaderName))
-	if err != nil || h.Pos.Index != outbox.RepairedIndex+rows+2 { // it is one event's for ever
-		t.Errorf("%v, %v", h, err)
+	defer nc.Close()
+	info, err := s.Info(ctx)
+	must.Succeed(t, err)
+	_, err = nc.Request(strings.TrimSuffix(info.Config.Subjects[0], ">")+"outbox.g", nil, time.Minute)
+	must.Succeed(t, err)
+	o.Accept = "repair_unfinished"
+	killedInside(t, ctx, cfg, o)
+	grownOld(t, ctx, cfg, s, o)
+	if seq, key := last(t, ctx, s); seq != rows+5 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s", seq, key)
 	}
 }
 

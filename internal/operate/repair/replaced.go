@@ -235,7 +235,9 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		told := a.there > 0 && at >= 0 && behindIt <= 0                                // how far it came
 		mixed := behindIt > 0 && a.after > 0                                           // they may be foreign
 		first, behind, here := rows, []idHash(nil), false
-		switch {
+		switch own, is := s.beforeNext(i, rows); {
+		case exact && is:
+			first, told = own, true
 		case exact && told:
 			first = rows[:at+1]
 		case exact:
@@ -263,10 +265,27 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		case slices.ContainsFunc(behind, s.candidate):
 			return s.cantTell(ctx, gone, behind)
 		}
-		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 &&
-			(here || exact && a.Sum-sum(first) == s.sum())
+		// Where somebody else's message is among its own, sequences no longer count these: another one begins.
+		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 && a.all == a.there &&
+			(here || exact && n == len(first) && a.Sum-sum(first) == s.sum())
 	}
 	return nil
+}
+
+// beforeNext is what an attempt has published of its rows, where the next one went on with the others: by its
+// sum it lacked these, whatever somebody else has published between.
+func (s *scan) beforeNext(i int, rows []idHash) (first []idHash, is bool) {
+	if i+1 == len(s.attempts) || s.attempts[i+1].Where != s.attempts[i].Where {
+		return nil, false
+	}
+	left := s.attempts[i].Sum - s.attempts[i+1].Sum
+	for n, id := range rows {
+		if left == 0 {
+			return rows[:n], true
+		}
+		left -= id.sum()
+	}
+	return rows, left == 0
 }
 
 // setInStream notes rows that were in the stream, and that it has replaced or discarded.
