@@ -389,8 +389,8 @@ func (s *Snapshot) TryRows(ctx context.Context, q Query, f func(values [][]byte)
 	return err
 }
 
-// ofCondition are the classes of the errors that a condition has whenever it is tried: of its text, of what it
-// names, of the values that it is given, of functions that it calls.
+// ofCondition are the classes of the errors that a condition has whenever it is tried: of its text, of what
+// it names, of the values that it is given, of functions that it calls.
 var ofCondition = []string{"0A", "21", "22", "2F", "38", "39", "3F", "42", "P0"}
 
 func (s *Snapshot) rowsFault(q Query, err error) error {

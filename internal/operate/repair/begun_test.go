@@ -134,8 +134,8 @@ func grownOld(t *testing.T, ctx context.Context, cfg config.Config, s jetstream.
 	}
 }
 
-// TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow when all of them are gone: as many sequences are, and
-// one of them was his.
+// TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow when all of them are gone: as many sequences are,
+// and one of them was his.
 func TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow(t *testing.T) {
 	t.Parallel()
 	ctx, cfg, s, _ := limited(t, asItIs, "", 4)

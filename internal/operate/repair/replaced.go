@@ -265,7 +265,7 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		case slices.ContainsFunc(behind, s.candidate):
 			return s.cantTell(ctx, gone, behind)
 		}
-		// Where somebody else's message is among its own, sequences no longer count these: another one begins.
+		// Where somebody else's message is among its own, sequences don't count these: another one begins.
 		s.goesOn = a.Where == s.r.o.Where && i == len(s.attempts)-1 && a.all == a.there &&
 			(here || exact && n == len(first) && a.Sum-sum(first) == s.sum())
 	}
