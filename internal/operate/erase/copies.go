@@ -180,15 +180,15 @@ func (c *command) original(name, subject string, h nats.Header) string {
 // inCopies says which messages of a copy go. What lies before the cut is known by sequences if the copy has
 // those of the stream of then, or says them, and otherwise by positions alone: an event of an earlier
 // database cluster may have one behind the cut. What is older than the stream is of one that had the name
-// before, unless the broker's clock was set back since the stream was made: that one's own messages are older
-// than it is.
+// before, unless the broker's clock was set back since the stream was made: some of that one's own messages
+// are older than it is.
 func (c *command) inCopies(name string) goes {
 	copies := map[string]bool{c.cfg.Stream: true}
 	for _, k := range c.rep.Copies {
 		copies[k.Stream] = true
 	}
 	made, newest := micro(c.rd.Stream.Created), c.rd.Stream.LastTime
-	back := !newest.IsZero() && newest.Before(made)
+	back := c.back || !newest.IsZero() && newest.Before(made)
 	return func(h nats.Header, seq uint64, at time.Time) (bool, bool) {
 		header, of := h.Get(outbox.HeaderName), name
 		if s := sourceOf(h); s != nil {

@@ -270,6 +270,32 @@ func TestWhatWasStoredByAClockThatWentBackIsOfNoEarlierStream(t *testing.T) {
 	}
 }
 
+// TestWhatWasStoredWhileTheClockWasBackIsOfNoEarlierStream: by now the clock is right again, and the stream's
+// newest message is younger than the stream. Others are older.
+func TestWhatWasStoredWhileTheClockWasBackIsOfNoEarlierStream(t *testing.T) {
+	t.Parallel()
+	c := newCopied(t)
+	for _, lsn := range []outbox.LSN{0x100, 0x101, 0x102, 0x1100} { // the last one is behind the cut
+		c.publish("_outflow.1.", "gone", lsn)
+	}
+	st, err := c.l.NATS.State(t.Context())
+	must.Succeed(t, err)
+	made := st.LastTime.Add(2 * time.Microsecond)
+	c.publish("_outflow.1.", "other", 0x1101)
+	c.add(jetstream.StreamConfig{Name: "MIRROR", Mirror: sourced("OUTBOX")[0]})
+	c.has("MIRROR", 5)
+	c.rd.Stream, err = c.l.NATS.State(t.Context())
+	must.Succeed(t, err)
+	c.rd.Stream.Created, c.rec.Created = made, micro(made)
+	must.Succeed(t, c.copies(t.Context()))
+	_, err = c.find(t.Context(), "OUTBOX", 5, asItIs, c.inStream)
+	must.Succeed(t, err)
+	if got := c.messagesThatGo("MIRROR"); !slices.Equal(got, []uint64{1, 2, 3}) ||
+		!slices.Equal(c.stays["MIRROR"], []uint64{4}) {
+		t.Errorf("from the mirror go %v, and %v stay", got, c.stays["MIRROR"])
+	}
+}
+
 // TestWhatAStreamThatWasMadeAnewKeepsIsNamed: it may have been restored, with events of an earlier database
 // cluster, whose positions say nothing. So have its archive, what copies it, and what consumers parked of it.
 func TestWhatAStreamThatWasMadeAnewKeepsIsNamed(t *testing.T) {

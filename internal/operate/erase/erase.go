@@ -70,6 +70,7 @@ type command struct {
 	theirs  []string           // partitions that somebody else detached
 	others  []checkpoint.Other // slots of other Outflows
 
+	back      bool     // the stream has messages that are older than it is
 	former    bool     // the column prints the document otherwise today
 	empty     bool     // the archive has nothing of any stream of this name
 	leftovers []string // objects of the archives of streams that are gone, which no manifest names

@@ -105,8 +105,10 @@ func (c *command) find(ctx context.Context, name string, last uint64,
 }
 
 // inStream says of a message of the stream whether it goes.
-func (c *command) inStream(h nats.Header, seq uint64, _ time.Time) (goes, unsure bool) {
-	return c.goesFrom(micro(c.rd.Stream.Created), h.Get(outbox.HeaderName), seq)
+func (c *command) inStream(h nats.Header, seq uint64, at time.Time) (goes, unsure bool) {
+	made := micro(c.rd.Stream.Created)
+	c.back = c.back || at.Before(made)
+	return c.goesFrom(made, h.Get(outbox.HeaderName), seq)
 }
 
 // goesFrom says that of a message of a stream that was made at a time. In one that was made anew since the
