@@ -139,8 +139,9 @@ func (m *Monitor) takeOver(before *watch.Maintained) {
 			}
 		}
 	}
-	if m.doc.Archive == nil && m.doc.Part("archive") != nil {
-		m.doc.Archive = before.Archive
+	own, theirs := m.doc.Archive, before.Archive
+	if m.doc.Part("archive") != nil && (own == nil || theirs != nil && theirs.Sequence > own.Sequence) {
+		m.doc.Archive = theirs // the archive grows
 	}
 	if m.doc.Kept == nil && m.doc.Part("stream") != nil {
 		m.doc.Kept = before.Kept

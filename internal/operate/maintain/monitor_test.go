@@ -164,12 +164,13 @@ func TestSinceWhenAPartFailsIsOfWhoeverHadTheLockLast(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	before := func(hours time.Duration) time.Time { return now.Add(-hours * time.Hour) }
-	m := &Monitor{doc: watch.Maintained{Parts: []watch.MaintainPart{
-		{Name: "archive", Succeeded: before(9), Failing: before(8)},
-		{Name: "partition", Succeeded: before(9), Failing: before(8)},
-		{Name: "stream", Succeeded: before(9)},
-		{Name: "works", Succeeded: now}}}}
-	m.takeOver(&watch.Maintained{Parts: []watch.MaintainPart{
+	m := &Monitor{doc: watch.Maintained{Archive: &watch.Archived{Sequence: 100, Oldest: before(9)},
+		Parts: []watch.MaintainPart{
+			{Name: "archive", Succeeded: before(9), Failing: before(8)},
+			{Name: "partition", Succeeded: before(9), Failing: before(8)},
+			{Name: "stream", Succeeded: before(9)},
+			{Name: "works", Succeeded: now}}}}
+	m.takeOver(&watch.Maintained{Archive: &watch.Archived{Sequence: 500}, Parts: []watch.MaintainPart{
 		{Name: "archive", Succeeded: before(2)},
 		{Name: "partition", Succeeded: before(3), Failing: before(1)},
 		{Name: "stream", Succeeded: before(4), Failing: before(3)},
@@ -181,5 +182,8 @@ func TestSinceWhenAPartFailsIsOfWhoeverHadTheLockLast(t *testing.T) {
 		{Name: "works", Succeeded: now}}
 	if got := m.Maintained().Parts; !slices.Equal(got, want) {
 		t.Errorf("%+v, not %+v", got, want)
+	}
+	if a := m.Maintained().Archive; a.Sequence != 500 || !a.Oldest.IsZero() {
+		t.Errorf("the archive: %+v", a)
 	}
 }
