@@ -439,6 +439,9 @@ func (r *runner) doneLive(ctx context.Context, st *state) (offsets, error) {
 		if err != nil || !st.Created[live].Equal(now.Created) {
 			return err
 		}
+		if now.Kept, err = frontOf(ctx, src, now.Kept); err != nil { // as checkStream
+			return err
+		}
 		return (&streamCheck{}).findLost(ctx, &r.cfg, src, now, all)
 	})
 	if outbox.FaultOf(err) != nil || notFound(err) { // it is told then
