@@ -100,18 +100,22 @@ func (r *replay) shortened(ctx context.Context) error {
 // sequence: what it lost comes again under new ones.
 func (r *replay) lostEnd(ctx context.Context, to uint64) error {
 	s := r.stream
-	if to < s.info.State.FirstSeq || s.erased().Has(to) { // see holds
+	archived := outbox.Sequences(s.past.missing()).Has(to)
+	if to < s.info.State.FirstSeq && !archived || s.erased().Has(to) { // see holds
 		return nil
 	}
-	m, err := s.get(ctx, jsapi.MessageRequest{Seq: to})
-	if m != nil || err != nil {
+	var m *Message
+	var err error
+	if archived {
+		m, err = s.past.next(ctx, to)
+	}
+	if m == nil && err == nil {
+		m, err = s.get(ctx, jsapi.MessageRequest{Seq: to, Next: ">"})
+	}
+	if err != nil || m != nil && m.Seq == to {
 		return err
 	}
 	where := "has yet to come again"
-	m, err = s.get(ctx, jsapi.MessageRequest{Seq: to, Next: ">"})
-	if err != nil {
-		return err
-	}
 	if m != nil {
 		if lost, err := strconv.ParseUint(m.Header.Get(outbox.HeaderLost), 10, 64); err != nil || lost > to {
 			return nil // somebody deleted it

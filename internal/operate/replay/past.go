@@ -122,6 +122,18 @@ func (s *streamSource) readPast(ctx context.Context, from, to uint64, f func(*Me
 	return max(from, next), nil
 }
 
+// next is the first archived message from a sequence on; nil: there is none.
+func (p *past) next(ctx context.Context, seq uint64) (next *Message, err error) {
+	err = p.archive.Read(ctx, seq, func(m *archive.Message) error {
+		next = &Message{Seq: m.Seq, Header: m.Header}
+		return jsapi.ErrStop
+	})
+	if errors.Is(err, jsapi.ErrStop) {
+		err = nil
+	}
+	return next, err
+}
+
 // stillAll makes sure that the stream has all that it had from a sequence on, where the archive ends, if that
 // was read from another one on: retention may have gone beyond that meanwhile.
 func (s *streamSource) stillAll(ctx context.Context, begin, from uint64) error {
