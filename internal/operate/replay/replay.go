@@ -355,14 +355,19 @@ func (r *replay) execute(ctx context.Context, c choice) (*Report, error) {
 	return rep, errors.Join(err, finish())
 }
 
-// warn says that the table is not read with what has left it: without archive.url nobody looks for that.
+// warn says that the table is not read with what has left it. With an archive it is not asked for, unless the
+// archive's messages do not say what is selected, as the stream's do not.
 func (r *replay) warn(ctx context.Context) error {
+	why := "archive.url is not set"
 	if r.cfg.Archive.URL != "" {
+		why = "the archive's messages do not say what is selected"
+	}
+	if r.cfg.Archive.URL != "" && (r.streamErr == nil || r.o.From != "") {
 		return nil
 	}
 	left, err := r.table.left(ctx)
 	if left != "" {
-		progress.Step(ctx, "warning: %s, and archive.url is not set: what was in there is not replayed", left)
+		progress.Step(ctx, "warning: %s, and %s: what was in there is not replayed", left, why)
 	}
 	return err
 }

@@ -118,7 +118,8 @@ func TestAReplayWhoseArchiveIsAwayIsNotMadeOfWhatTheTableHasLeft(t *testing.T) {
 	o.MustFail(3, []string{"replay"}, "replay_unsure", "does not exist", "nor is its archive read without it")
 }
 
-// TestAReplayOfTheTableSaysThatPartitionsHaveLeftIt: without archive.url nobody looks who has them.
+// TestAReplayOfTheTableSaysThatPartitionsHaveLeftIt: without archive.url nobody looks who has them, nor where
+// the archive can't say what is selected.
 func TestAReplayOfTheTableSaysThatPartitionsHaveLeftIt(t *testing.T) {
 	t.Parallel()
 	o, conn, _ := harness.Install(t, pgtest.Server(t), natstest.Server(t).URL(), "replayleft",
@@ -142,5 +143,11 @@ func TestAReplayOfTheTableSaysThatPartitionsHaveLeftIt(t *testing.T) {
 		if code != 0 || strings.Count(out, "\n") != 1 || warns != c.warns {
 			t.Errorf("%+v: exit code %d: %s%s", c, code, out, said)
 		}
+	}
+	o.Set("COLUMNS_SEQ_KEY=counter")
+	_, said, code := o.Run("replay", "--actor", "anna", "--archive.url", "file://"+t.TempDir())
+	if code != 0 || !strings.Contains(said, "warning: 2 partitions have left table public.outbox, and the "+
+		"archive's messages do not say what is selected") {
+		t.Errorf("exit code %d: %s", code, said)
 	}
 }
