@@ -138,8 +138,18 @@ func grownOld(t *testing.T, ctx context.Context, cfg config.Config, s jetstream.
 // and one of them was his.
 func TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow(t *testing.T) {
 	t.Parallel()
-	ctx, cfg, s, _ := limited(t, asItIs, "", 4)
-	o := Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
+	ctx, cfg, s, o := killedAround(t)
+	grownOld(t, ctx, cfg, s, o)
+	if seq, key := last(t, ctx, s); seq != rows+5 || !strings.HasSuffix(key, "4") {
+		t.Errorf("%d, %s", seq, key)
+	}
+}
+
+// killedAround are two repairs that published a row each, and somebody else's message between. Two are left.
+func killedAround(t *testing.T) (ctx context.Context, cfg config.Config, s jetstream.Stream, o Options) {
+	t.Helper()
+	ctx, cfg, s, _ = limited(t, asItIs, "", 4)
+	o = Options{Accept: "slot_missing", Where: "doc_id = 'e'"}
 	killedInside(t, ctx, cfg, o)
 	nc, err := nats.Connect(cfg.NATS.URL, nats.Timeout(time.Minute))
 	must.Succeed(t, err)
@@ -150,9 +160,39 @@ func TestAForeignMessageAmongThoseOfAKilledRepairHidesNoRow(t *testing.T) {
 	must.Succeed(t, err)
 	o.Accept = "repair_unfinished"
 	killedInside(t, ctx, cfg, o)
-	grownOld(t, ctx, cfg, s, o)
-	if seq, key := last(t, ctx, s); seq != rows+5 || !strings.HasSuffix(key, "4") {
-		t.Errorf("%d, %s", seq, key)
+	return ctx, cfg, s, o
+}
+
+// TestWhatTheBrokerLostOfAKilledRepairComesAgain, also where another one had gone on behind it: what was left
+// to that one says nothing of a stream that has gone back.
+func TestWhatTheBrokerLostOfAKilledRepairComesAgain(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, s, o := killedAround(t)
+	for seq := uint64(rows + 3); seq > rows; seq-- {
+		must.Succeed(t, s.DeleteMsg(ctx, seq))
+	}
+	report, err := run(ctx, cfg, o)
+	if err != nil || report.Published != 4 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestARowThatAConditionLeftOutForAWhileIsPublished: the second repair did not miss it, and the first one has
+// not published it.
+func TestARowThatAConditionLeftOutForAWhileIsPublished(t *testing.T) {
+	t.Parallel()
+	ctx, cfg, _, db := limited(t, asItIs, "", 4)
+	db.Exec("CREATE TABLE later (n bigint); GRANT SELECT ON later TO PUBLIC")
+	o := Options{Accept: "slot_missing",
+		Where: "doc_id = 'e' AND counter NOT IN (SELECT n FROM public.later)"}
+	killedInside(t, ctx, cfg, o)
+	db.Exec("INSERT INTO later VALUES (2)")
+	o.Accept = "repair_unfinished"
+	killedInside(t, ctx, cfg, o)
+	db.Exec("DELETE FROM later")
+	report, err := run(ctx, cfg, o)
+	if err != nil || report.Published != 2 {
+		t.Errorf("%+v, %v", report, err)
 	}
 }
 

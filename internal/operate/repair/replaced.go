@@ -234,12 +234,13 @@ func (s *scan) findReplaced(ctx context.Context, rd backfill.Readings, keep bool
 		behindIt := int(to-newest) - int(known.Within(newest+1, to).Count()) - a.after // that are gone
 		told := a.there > 0 && at >= 0 && behindIt <= 0                                // how far it came
 		mixed := behindIt > 0 && a.after > 0                                           // they may be foreign
+		exact = exact && (!told || at < n)                                             // else it left one out
 		first, behind, here := rows, []idHash(nil), false
 		switch own, is := s.beforeNext(i, rows); {
-		case exact && is:
-			first, told = own, true
 		case exact && told:
 			first = rows[:at+1]
+		case exact && is && len(own) <= n: // else the stream has lost its end, or that one missed fewer
+			first, told = own, true
 		case exact:
 			first = rows[:min(n, len(rows))]
 		case told: // in a new slot, others may have been written since
