@@ -483,3 +483,28 @@ func TestWhatWasVerifiedStaysSoWithoutTheOtherOutflow(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatWasVerifiedAloneStaysSoBesideAnotherOutflow, which has noted last what it has found.
+func TestWhatWasVerifiedAloneStaysSoBesideAnotherOutflow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, pgtest.Server(t), 1)
+	shard, slots := w.shards(), []string{w.Slot, w.Slot + "_2"}
+	w.cfg.Keep = time.Hour
+	w.insert(0, 3, true)
+	shard(0)
+	w.Exec("SELECT pg_drop_replication_slot($1)", slots[1])
+	w.cfg.Own, w.out.Others, w.out.Streams = "", nil, nil
+	for range 3 {
+		w.confirm(w.Slot)
+		w.apply()
+	}
+	w.Exec("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slots[1])
+	for _, i := range []int{1, 0} {
+		shard(i)
+		w.cfg.Own, w.out.Others = "", slots[1-i:2-i]
+		_, err := w.try()
+		must.Succeed(t, err)
+		w.want(0, Verified)
+		w.published = nil // the stream's limits take all
+	}
+}
