@@ -291,12 +291,19 @@ func TestARunSaysOnceWhatItDoes(t *testing.T) {
 		}
 	}
 	w.published, w.out.Repairing = all, "outflow repair --accept slot_missing"
+	if got := run(w.apply()); got != "" {
+		t.Errorf("a repair is under way: it says %q", got)
+	}
+	w.out.Repairing, w.cfg.Keep = "", time.Hour // for who else reads the table
+	w.slot(w.Slot + "_other")
+	w.out.Others = []string{w.Slot + "_other"}
+	w.confirm(w.Slot + "_other")
 	for _, want := range []string{"verify ", ""} {
 		if got := run(w.apply()); got != want {
-			t.Errorf("a repair is under way: it says %q, not %q", got, want)
+			t.Errorf("it is kept: it says %q, not %q", got, want)
 		}
 	}
-	w.out.Repairing = ""
+	w.cfg.Keep = 0
 	if got := run(w.apply()); got != "drop " || w.exists(0) {
 		t.Errorf("then it says %q", got)
 	}

@@ -356,11 +356,9 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 		w.Clause = "shards"
 		return w
 	}
-	first := []string{"server", "own slot", "shards", "slots"}
-	if p.State == Sealed { // a slot that a repair has made confirms what nobody has published yet
-		first = append(first, "repairing")
-	}
-	if name, why := m.fails(s.Facts, p, first...); why != "" {
+	// While a repair is under way, the slot that it has made confirms what nobody has published yet, and the
+	// stream lacks that.
+	if name, why := m.fails(s.Facts, p, "server", "own slot", "shards", "slots", "repairing"); why != "" {
 		w := step(Wait, "%s", why)
 		w.Clause = name
 		return w
@@ -376,7 +374,7 @@ func (m *Manager) nextSealed(s *situation, p *Partition, step func(Action, strin
 			return w
 		}
 		// What an earlier run has compared is compared again when it may go, not by each run until then.
-		if name, waits := m.fails(s.Facts, p, "keep", "repairing"); waits != "" && why == "" &&
+		if name, waits := m.fails(s.Facts, p, "keep"); waits != "" && why == "" &&
 			p.came == Verified {
 			w := step(Wait, "%s", waits)
 			w.Clause = name

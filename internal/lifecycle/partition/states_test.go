@@ -247,6 +247,9 @@ func TestAVerifiedPartitionIsComparedWithANewStreamAtOnce(t *testing.T) {
 		read := len(w.reads)
 		w.out.Stream = Stream{Created: w.out.Stream.Created.Add(time.Minute), LastSeq: 1000}
 		w.seen = Seen{Stream: w.out.Stream}
+		w.out.Repairing = "outflow repair --accept stream_recreated"
+		wantWhy(t, w.apply(), 0, "has not finished")
+		w.out.Repairing = ""
 		for range 2 {
 			w.apply()
 			w.want(0, Verified)
